@@ -5,11 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from memspan.stateful.protocol import NotOfferedError, RefusedError
+from memspan.stateful.protocol import NotOfferedError
 from memspan.stateful.recipes import RECIPES, build
-
-LEAST = 25
-"""Types that the table has to have."""
 
 
 @pytest.mark.parametrize("model_type", RECIPES)
@@ -22,16 +19,6 @@ def test_every_recipe_is_built_and_remembers(model_type: str) -> None:
         later, _ = model.read(tokens[:, 3:], state)
     assert later.shape == (1, 3, 64)
     assert (later - fresh).abs().max() > 0.1 * later.std()
-
-
-def test_the_table_is_large_enough() -> None:
-    assert len(RECIPES) >= LEAST
-
-
-def test_weights_are_the_same_for_a_seed() -> None:
-    first, again, other = (build("mamba2", seed).module.state_dict() for seed in (1, 1, 2))
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    assert not all(torch.equal(first[name], other[name]) for name in first)
 
 
 def test_a_script_makes_the_same_model() -> None:
@@ -59,10 +46,6 @@ def test_rolling_back_is_the_caches_own() -> None:
         _, short = llama.read(tokens[:, :4], llama.start(1))
         expected, _ = llama.read(tokens, short)
         torch.testing.assert_close(llama.read(tokens, back)[0], expected)
-        mamba = build("mamba2")
-        _, state = mamba.read(tokens, mamba.start(1))
-        with pytest.raises(RefusedError, match="crop"):
-            mamba.truncate(state, 1)
         xlstm = build("xlstm")
         _, state = xlstm.read(tokens, xlstm.start(1))
         with pytest.raises(NotOfferedError, match="no crop"):

@@ -13,7 +13,6 @@ from memspan.stateful.caches import Causal
 from memspan.stateful.protocol import (
     Inputs,
     NotOfferedError,
-    ReadsPadded,
     RefusedError,
     Stateful,
     Truncates,
@@ -30,39 +29,28 @@ RNNS = {
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
 @pytest.mark.parametrize("module", RNNS.values(), ids=RNNS.keys())
-def test_recurrent_modules_read_as_torch_does(module: nn.RNNBase) -> None:
-    model, x = Recurrent(module), torch.randn(3, 5, 4)
+def test_recurrent_modules_read_as_torch_does_and_scripts_alike(module: nn.RNNBase) -> None:
+    model, x = Recurrent(module, "module = given"), torch.randn(3, 5, 4)
     assert isinstance(model, Stateful)
-    assert isinstance(model, ReadsPadded)
     outputs, state = model.read(x, model.start(3))
     own = module(x)[0] if module.batch_first else module(x.transpose(0, 1))[0].transpose(0, 1)
     torch.testing.assert_close(outputs, own)
-    rows = torch.tensor([2, 2, 0, 1])
-    expected, _ = model.read(x, state)
-    picked, _ = model.read(x[rows], model.select(state, rows))
-    torch.testing.assert_close(picked, expected[rows])
     # The state after padding is that before it.
-    lengths = torch.tensor([5, 1, 3])
+    rows, lengths = torch.tensor([2, 2, 0]), torch.tensor([5, 1, 3])
     read, after = model.read_padded(x, model.start(3), lengths, "right")
     torch.testing.assert_close(read[2, :3], outputs[2, :3])
-    alone, _ = model.read(x[2:, 3:], model.select(after, torch.tensor([2])))
-    torch.testing.assert_close(alone, outputs[2:, 3:])
-
-
-@pytest.mark.filterwarnings("ignore:LSTM with projections")
-@pytest.mark.parametrize("module", RNNS.values(), ids=RNNS.keys())
-def test_scripts_read_recurrent_modules_alike(module: nn.RNNBase) -> None:
-    model, x = Recurrent(module, "module = given"), torch.randn(3, 5, 4)
+    alone, _ = model.read(x[rows, 3:], model.select(after, rows))
+    torch.testing.assert_close(alone[:2], outputs[[2, 2], 3:])
     made: dict[str, Any] = {"torch": torch, "given": module}
     exec(model.source(), made)
-    rows, lengths = torch.tensor([2, 0]), torch.tensor([4, 1])
-    outputs = []
-    for each in (SimpleNamespace(**made), model):
-        _, state = each.read(x, each.start(3))
-        state = each.select(each.copy(state), rows)
-        y, _ = each.read_padded(x[:2], state, lengths, "right")
-        outputs.append(torch.cat([y, each.read(x[:2], state)[0]]))
-    assert torch.equal(*outputs)
+    script = SimpleNamespace(**made)
+    _, theirs = script.read(x, script.start(3))
+    _, theirs = script.read_padded(x, script.copy(theirs), lengths, "right")
+    _, ours = model.read_padded(x, model.copy(state), lengths, "right")
+    found, expected = (
+        m.read(x, m.select(s, rows))[0] for m, s in ((script, theirs), (model, ours))
+    )
+    assert torch.equal(found, expected)
 
 
 def test_recurrent_modules_refuse_what_they_cannot() -> None:
@@ -71,8 +59,6 @@ def test_recurrent_modules_refuse_what_they_cannot() -> None:
     model = Recurrent(nn.GRU(4, 6))
     with pytest.raises(NotOfferedError):
         model.read_padded(torch.zeros(1, 2, 4), model.start(1), torch.tensor([1]), "left")
-    with pytest.raises(RefusedError):
-        model.read_padded(torch.zeros(1, 2, 4), model.start(1), torch.tensor([0]), "right")
 
 
 def test_a_function_with_a_state() -> None:
@@ -109,35 +95,23 @@ class Summing(nn.Module):
 
     config = SimpleNamespace(vocab_size=7, sliding_window=3)
 
-    def __init__(self, shape: str = "dict", name: str = "past_key_values") -> None:
+    def __init__(self, logits: str = "logits", cache: str = "past_key_values") -> None:
         super().__init__()
-        self.embedding, self.shape, self.name = nn.Embedding(7, 7), shape, name
+        self.embedding, self.names = nn.Embedding(7, 7), (logits, cache)
 
     def forward(
         self, input_ids: Tensor, past_key_values: Any = None, attention_mask: Any = None
     ) -> Any:
-        assert attention_mask is None or len(attention_mask.shape) == 2
         x = self.embedding(input_ids)
         if attention_mask is not None:
             x = x * attention_mask[:, -x.shape[1] :, None]
         y = x.cumsum(1) + (0 if past_key_values is None else past_key_values[0][:, None])
-        cache = (y[:, -1],)
-        if self.shape == "tuple":
-            return None, y, cache
-        if self.shape == "logits":
-            return y
-        if self.shape == "states":
-            return {"last_hidden_state": y, self.name: cache}
-        return {"logits": y, self.name: cache}
+        return dict(zip(self.names, (y, (y[:, -1],)), strict=True))
 
 
-@pytest.mark.parametrize(
-    "module",
-    [Summing(), Summing("tuple"), Summing(name="mems")],
-    ids=["dictionary", "tuple", "another name"],
-)
-def test_logits_and_caches_are_found(module: Summing) -> None:
-    model = Causal(module)
+@pytest.mark.parametrize("cache", ["past_key_values", "mems"])
+def test_logits_and_caches_are_found(cache: str) -> None:
+    model = Causal(Summing(cache=cache))
     assert isinstance(model, Truncates)
     assert model.claims.lengths == {"sliding_window": 3}
     assert model.claims.bounded
@@ -155,34 +129,30 @@ def test_logits_and_caches_are_found(module: Summing) -> None:
 
 def test_models_that_read_on_by_single_tokens_are_read() -> None:
     class OneByOne(Summing):
-        def forward(
-            self, input_ids: Tensor, past_key_values: Any = None, attention_mask: Any = None
-        ) -> Any:
+        def forward(self, input_ids: Tensor, past_key_values: Any = None) -> Any:
             if past_key_values is not None and input_ids.shape[1] > 1:
                 raise ValueError("one at a time")
-            return super().forward(input_ids, past_key_values, attention_mask)
+            return super().forward(input_ids, past_key_values)
 
     model = Causal(OneByOne())
     _, state = model.read(torch.tensor([[1, 2]]), model.start(1))
     model.read(torch.tensor([[3]]), model.copy(state))
-    with pytest.raises(RefusedError, match="one at a time"):
-        model.read(torch.tensor([[3, 4]]), state)
+
+
+class OutOfOrder(Summing):
+    def forward(self, input_ids: Tensor) -> Any:
+        raise OSError("no driver")
 
 
 @pytest.mark.parametrize(
     ("module", "says"),
     [
-        (Summing("states"), "not return logits"),
-        (Summing("logits"), "no cache"),
+        (Summing("last_hidden_state"), "not return logits"),
+        (Summing(cache="other"), "no cache"),
         (nn.Linear(2, 2), "no config.vocab_size"),
+        (OutOfOrder(), "OSError: no driver"),
     ],
 )
 def test_what_cannot_be_read_is_refused(module: nn.Module, says: str) -> None:
     with pytest.raises(RefusedError, match=says):
         Causal(module)
-
-
-def test_what_a_model_raises_is_its_refusal() -> None:
-    model = Causal(Summing())
-    with pytest.raises(RefusedError, match="IndexError"):
-        model.read(torch.tensor([[7]]), model.start(1))

@@ -55,7 +55,7 @@ class Causal:
     tokens so far, and positions count those that are not padding. Outputs are logits.
 
     Args:
-        module: it takes ``input_ids``, returns logits and a cache, and takes the cache again.
+        module: it takes ``input_ids``, returns logits and a cache by name, and takes the cache again.
         lengths: internal lengths that its config does not name.
         padding: what its documentation promises (None: what :data:`PROMISED` says).
         made: Python that makes ``module``, for scripts.
@@ -86,34 +86,35 @@ class Causal:
             name: value for name, value in named.items() if isinstance(value, int) and value > 1
         }
         self._masks_past = True
-        self._first: Callable[[int], Any] | None = None
+        self._first: Callable[[int], Any] = lambda rows: None
         self._first_source, self._imports = "None", ""
+        try:
+            bounded = self._try()
+        except RefusedError:
+            raise
+        except Exception as error:
+            raise RefusedError(f"{type(error).__name__}: {error}") from error
         self.claims = Claims(
             consumes_state=True,
-            bounded=self._try(),
+            bounded=bounded,
             padding=PROMISED if padding is None else padding,
             lengths={**found, **(lengths or {})},
         )
 
     @torch.no_grad()
     def _try(self) -> bool:
-        """Read a few tokens, to see whether masks cover the past, and whether the cache will grow."""
+        """Read a few tokens, to see what the model takes, and whether its cache will stop growing."""
         tokens = torch.zeros(1, 2, dtype=torch.int64, device=device_of(self))
         try:
             _, first = self.read(tokens, self.start(1))
-        except RefusedError as error:
+        except RefusedError:
             # Some do not return a cache, and fill the one that generate makes.
-            if type(self.module).__module__.split(".")[0] != "transformers":
+            theirs = type(self.module).__module__.startswith("transformers.")
+            if not theirs or self._takes not in self._accepted:
                 raise
             self._make_first()
-            try:
-                _, first = self.read(tokens, self.start(1))
-            except RefusedError:
-                raise error from None
-            if not _size(first):
-                raise
-        size = _size(first)
-        state, problem = None, None
+            _, first = self.read(tokens, self.start(1))
+        size, problem = _size(first), None
         # Models without attention take a mask of the new inputs only; earlier releases of some continue
         # with single tokens only.
         for length, masks_past in ((2, True), (2, False), (1, True), (1, False)):
@@ -122,9 +123,9 @@ class Causal:
                 _, first = self.read(tokens, self.start(1))
                 _, state = self.read(tokens[:, :length], first)
                 break
-            except RefusedError as error:
+            except Exception as error:
                 problem = problem or error
-        if state is None:
+        else:
             assert problem
             raise problem
         layers = getattr(state.cache, "layers", None)
@@ -133,25 +134,28 @@ class Causal:
         return all(getattr(layer, "is_sliding", not hasattr(layer, "keys")) for layer in layers)
 
     def _make_first(self) -> None:
-        """Make the cache that generate begins with: in earlier releases some models had their own."""
+        """Begin with the cache that generate makes: in earlier releases some models had their own."""
         from transformers import DynamicCache
 
         module: Any = self.module
-        names = vars(sys.modules[type(module).__module__]).items()
-        own = [kind for name, kind in names if name.endswith("DynamicCache")]
-        own = [kind for kind in own if kind.__module__ == type(module).__module__]
-        if not own:
+        home = sys.modules[type(module).__module__]
+        own = [
+            kind
+            for name, kind in vars(home).items()
+            if name.endswith("DynamicCache") and kind.__module__ == home.__name__
+        ]
+        if own:
+            self._first = lambda rows: own[0](module.config, rows, module.dtype, module.device)
+            arguments = "module.config, batch_size, module.dtype, module.device"
+        else:
             self._first = lambda rows: DynamicCache(config=module.config)
-            self._first_source = "DynamicCache(config=module.config)"
-            self._imports = "from transformers import DynamicCache\n"
-            return
-        self._first = lambda rows: own[0](module.config, rows, module.dtype, module.device)
-        name = own[0].__name__
-        self._first_source = f"{name}(module.config, batch_size, module.dtype, module.device)"
-        self._imports = f"from {own[0].__module__} import {name}\n"
+            arguments = "config=module.config"
+        name = own[0].__name__ if own else "DynamicCache"
+        self._first_source = f"{name}({arguments})"
+        self._imports = f"from {home.__name__ if own else 'transformers'} import {name}\n"
 
     def start(self, batch_size: int) -> Cached:
-        return Cached(batch_size, cache=None if self._first is None else self._first(batch_size))
+        return Cached(batch_size, cache=self._first(batch_size))
 
     def read(self, inputs: Tensor, state: Cached) -> tuple[Tensor, Cached]:
         return self._read(inputs, state, None)
@@ -183,13 +187,9 @@ class Causal:
         name = state.name or self._takes
         if state.cache is not None:
             given[name] = state.cache
-        try:
-            output = self.module(input_ids=inputs, **given)
-        except Exception as error:
-            # Whatever it raises is the model's error.
-            raise RefusedError(f"{type(error).__name__}: {error}") from error
-        parts = self._named(output)
-        if parts["logits"] is None:
+        output = self.module(input_ids=inputs, **given)
+        parts = output if isinstance(output, Mapping) else {}
+        if parts.get("logits") is None:
             raise RefusedError(
                 "it does not return logits: give a model with a language model's head"
             )
@@ -201,18 +201,6 @@ class Causal:
         if returned in self._accepted:
             name = str(returned)
         return parts["logits"], Cached(state.rows, state.length + length, cache, name, mask)
-
-    def _named(self, output: Any) -> dict[str, Any]:
-        """The parts of an output by name, including the logits."""
-        if isinstance(output, Mapping):
-            return {"logits": None, **output}
-        # A tuple has no names: take the first floating-point tensor, and what comes next.
-        several = list(output) if isinstance(output, tuple | list) else [output]
-        scores = [isinstance(p, Tensor) and p.is_floating_point() and p.dim() == 3 for p in several]
-        if True not in scores:
-            return {"logits": None}
-        rest = [part for part in several[scores.index(True) + 1 :] if part is not None]
-        return {"logits": several[scores.index(True)], self._takes: rest[0] if rest else None}
 
     def select(self, state: Cached, rows: Tensor) -> Cached:
         """Select rows with the cache's ``reorder_cache`` or ``batch_select_indices``."""
@@ -226,7 +214,7 @@ class Causal:
                 raise NotOfferedError(
                     f"its {type(cache).__name__} has neither {' nor '.join(names)}"
                 )
-            _asked(method, rows)
+            method(rows)
         mask = None if state.mask is None else state.mask.index_select(0, rows)
         return Cached(len(rows), state.length, cache, state.name, mask)
 
@@ -234,7 +222,7 @@ class Causal:
         """Roll back with the cache's ``crop``."""
         if not hasattr(state.cache, "crop"):
             raise NotOfferedError(f"its {type(state.cache).__name__} has no crop")
-        _asked(state.cache.crop, -n)
+        state.cache.crop(-n)
         mask = None if state.mask is None else state.mask[:, : state.length - n]
         return Cached(state.rows, state.length - n, state.cache, state.name, mask)
 
@@ -248,7 +236,7 @@ class Causal:
             given.append(f"attention_mask=mask{'' if self._masks_past else '[:, -n:]'}")
         if "position_ids" in self._accepted:
             given.append("position_ids=(mask.cumsum(1) - 1).masked_fill(mask == 0, 0)[:, -n:]")
-        returned = "cache" if self._first is not None else f"output.{self._takes}"
+        returned = "cache" if self._imports else f"output.{self._takes}"
         return f"""\
 import copy as copying
 {self._imports}{self._made}
@@ -285,14 +273,6 @@ def truncate(state, n):
 def copy(state):
     return copying.deepcopy(state)
 """
-
-
-def _asked(method: Callable[[Any], Any], argument: Any) -> None:
-    """Call it; what it raises is the model's refusal."""
-    try:
-        method(argument)
-    except Exception as error:
-        raise RefusedError(f"{type(error).__name__}: {error}") from error
 
 
 def _size(state: Cached) -> int:

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from memspan.stateful.protocol import (
-    NotOfferedError,
-    ReadsPacked,
-    ReadsPadded,
-    RefusedError,
-    Reproduces,
-    Resets,
-    Saves,
-    Stateful,
-    Truncates,
-)
+from memspan.stateful.protocol import NotOfferedError, RefusedError, Stateful
+
+LACKS = {
+    "reset": "its rows cannot be reset",
+    "read_packed": "it does not read packed inputs",
+    "read_padded": "it does not read padded inputs",
+    "truncate": "it cannot be rolled back",
+    "save": "its states cannot be saved",
+}
+"""What is said of a model without an optional function."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +40,8 @@ class Case:
 
     def __str__(self) -> str:
         # Forty single tokens are summarised as one term.
-        runs: list[tuple[int, int]] = []
-        for piece in self.pieces:
-            if runs and runs[-1][0] == piece:
-                runs[-1] = (piece, runs[-1][1] + 1)
-            elif piece:
-                runs.append((piece, 1))
-        pieces = " + ".join(f"{n} x {piece}" if n > 1 else str(piece) for piece, n in runs)
+        runs = [(n, len(list(equal))) for n, equal in groupby(filter(None, self.pieces))]
+        pieces = " + ".join(f"{times} x {n}" if times > 1 else str(n) for n, times in runs)
         rows = f"{self.rows} row{'s' * (self.rows > 1)}"
         text = f"{rows} of {pieces} token{'s' * (self.tokens > 1)}"
         return f"{self.variant}: {text}" if self.variant else text
@@ -61,15 +55,21 @@ class Named:
     text: str
 
     def __getitem__(self, index: Any) -> Named:
+        if index == slice(None):
+            return self
         parts = index if isinstance(index, tuple) else (index,)
-        return Named(self.value[index], f"{self.text}[{', '.join(map(_written, parts))}]")
+        return Named(self.value[index], f"{self.text}[{', '.join(map(written, parts))}]")
 
 
-def _written(index: Any) -> str:
-    if isinstance(index, slice):
-        start, stop = ("" if i is None else str(i) for i in (index.start, index.stop))
-        return f"{start}:{stop}"
-    return str(index)
+def written(value: Any) -> str:
+    """How a script writes an argument or an index."""
+    if isinstance(value, Named):
+        return value.text
+    if isinstance(value, Tensor):
+        return f"torch.tensor({value.tolist()})"
+    if isinstance(value, slice):
+        return ":".join("" if end is None else str(end) for end in (value.start, value.stop))
+    return repr(value)
 
 
 def join(parts: Sequence[Named], dim: int = 1) -> Named:
@@ -102,17 +102,16 @@ class Reading:
         inputs, shape = self.model.inputs, (rows, self.case.tokens)
         seed = int(torch.randint(2**31, (), generator=generator))
         value = inputs.draw(*shape, torch.Generator().manual_seed(seed))
-        if inputs.width is None:
+        for _ in range(20 if inputs.width is None else 0):
             # With few tokens, rows may begin alike, or end like those that they are compared with.
-            for _ in range(20):
-                same_start = rows > 1 and bool((value[0, 0] == value[:, 0]).all())
-                last = self.x.value[:, -1].cpu() if name == "other" else None
-                if not same_start and (
-                    last is None or bool((value[: len(last), -1] != last).any())
-                ):
-                    break
-                value = inputs.draw(*shape, generator)
-            text = f"torch.tensor({value.tolist()})"
+            alike = rows > 1 and bool((value[0, 0] == value[:, 0]).all())
+            if name == "other" and not alike:
+                alike = bool((value[: self.case.rows, -1] == self.x.value[:, -1].cpu()).all())
+            if not alike:
+                break
+            value = inputs.draw(*shape, generator)
+        if inputs.width is None:
+            text = written(value)
         else:
             text = f"torch.randn({rows}, {shape[1]}, {value.shape[2]}, "
             text += f"generator=torch.Generator().manual_seed({seed}), device='cpu')"
@@ -122,24 +121,46 @@ class Reading:
         self.lines.append(f"{name} = {text}")
         return Named(value.to(device), name)
 
-    def line(self, text: str) -> None:
-        self.lines.append(text)
-
-    def given(self, value: Tensor, text: str, name: str) -> Named:
+    def given(self, value: Any, text: str, name: str = "s") -> Named:
         """A computed value, under a new name."""
         self._count += 1
-        self.line(f"{name}{self._count} = {text}")
+        self.lines.append(f"{name}{self._count} = {text}")
         return Named(value, f"{name}{self._count}")
 
+    def _call(self, name: str, *arguments: Any) -> tuple[Any, str]:
+        """What the model's function returns, and how a script calls it."""
+        function = getattr(self.model, name, None)
+        if function is None:
+            raise NotOfferedError(LACKS[name])
+        values = [each.value if isinstance(each, Named) else each for each in arguments]
+        device = self.x.value.device
+        values = [each.to(device) if isinstance(each, Tensor) else each for each in values]
+        return function(*values), f"{name}({', '.join(map(written, arguments))})"
+
+    def outputs(self, name: str, *arguments: Any) -> tuple[Named, Named]:
+        """What the model's function returns: outputs, and the state after them."""
+        result, text = self._call(name, *arguments)
+        pair = isinstance(result, tuple) and len(result) == 2
+        if not pair or not isinstance(result[0], Tensor) or not result[0].is_floating_point():
+            raise RefusedError(
+                f"{name} does not return a pair of floating-point outputs and a state"
+            )
+        self._count += 1
+        n = self._count
+        self.lines.append(f"y{n}, s{n} = {text}")
+        return Named(result[0], f"y{n}"), Named(result[1], f"s{n}")
+
+    def state(self, name: str, *arguments: Any) -> Named:
+        """What the model's function returns: a state."""
+        return self.given(*self._call(name, *arguments))
+
     def start(self, rows: int | None = None) -> Named:
-        rows = self.case.rows if rows is None else rows
-        return Named(self.model.start(rows), f"start({rows})")
+        return Named(*self._call("start", self.case.rows if rows is None else rows))
 
     def read(self, inputs: Named, state: Named, own: bool = True) -> tuple[Named, Named]:
         """``own``: a copy of the inputs, which the call may spoil."""
-        value = inputs.value.clone() if own else inputs.value
-        text = f"read({inputs.text}, {state.text})"
-        return self._outputs(self.model.read(value, state.value), text)
+        inputs = Named(inputs.value.clone(), inputs.text) if own else inputs
+        return self.outputs("read", inputs, state)
 
     def read_all(
         self, inputs: Named, pieces: Iterable[int], state: Named | None = None
@@ -148,80 +169,20 @@ class Reading:
         state = self.start(len(inputs.value)) if state is None else state
         outputs, at = [], 0
         tokens = inputs.value.shape[1]
-        for piece in pieces:
-            if piece:
-                stop = at + piece
-                part = inputs[:, at or None : stop if stop < tokens else None]
-                output, state = self.read(part if piece < tokens else inputs, state)
-                outputs.append(output)
-                at = stop
+        for piece in filter(None, pieces):
+            stop = at + piece
+            part = inputs[:, at or None : stop if stop < tokens else None]
+            output, state = self.read(part if piece < tokens else inputs, state)
+            outputs.append(output)
+            at = stop
         return outputs, state
-
-    def read_padded(
-        self, inputs: Named, state: Named, lengths: Tensor, side: Literal["right", "left"]
-    ) -> tuple[Named, Named]:
-        if not isinstance(self.model, ReadsPadded):
-            raise NotOfferedError("it does not read padded inputs")
-        text = (
-            f"read_padded({inputs.text}, {state.text}, torch.tensor({lengths.tolist()}), {side!r})"
-        )
-        lengths = lengths.to(inputs.value.device)
-        return self._outputs(self.model.read_padded(inputs.value, state.value, lengths, side), text)
-
-    def read_packed(self, inputs: Named, state: Named, starts: Tensor) -> tuple[Named, Named]:
-        if not isinstance(self.model, ReadsPacked):
-            raise NotOfferedError("it does not read packed inputs")
-        text = f"read_packed({inputs.text}, {state.text}, torch.tensor({starts.tolist()}))"
-        starts = starts.to(inputs.value.device)
-        return self._outputs(self.model.read_packed(inputs.value, state.value, starts), text)
-
-    def _outputs(self, result: Any, text: str) -> tuple[Named, Named]:
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise RefusedError(
-                f"{text.partition('(')[0]} did not return a pair of outputs and state"
-            )
-        outputs, state = result
-        if not isinstance(outputs, Tensor) or not outputs.is_floating_point():
-            kind = outputs.dtype if isinstance(outputs, Tensor) else type(outputs).__name__
-            raise RefusedError(f"outputs are {kind}, not a tensor of a floating-point type")
-        self._count += 1
-        n = self._count
-        self.line(f"y{n}, s{n} = {text}")
-        return Named(outputs, f"y{n}"), Named(state, f"s{n}")
-
-    def select(self, state: Named, rows: Sequence[int]) -> Named:
-        index = torch.tensor(rows, device=self.x.value.device)
-        text = f"select({state.text}, torch.tensor({list(rows)}))"
-        return self._state(self.model.select(state.value, index), text)
-
-    def copy(self, state: Named) -> Named:
-        return self._state(self.model.copy(state.value), f"copy({state.text})")
-
-    def reset(self, state: Named, rows: Sequence[bool]) -> Named:
-        if not isinstance(self.model, Resets):
-            raise NotOfferedError("its rows cannot be reset")
-        mask = torch.tensor(rows, device=self.x.value.device)
-        text = f"reset({state.text}, torch.tensor({list(rows)}))"
-        return self._state(self.model.reset(state.value, mask), text)
-
-    def truncate(self, state: Named, n: int) -> Named:
-        if not isinstance(self.model, Truncates):
-            raise NotOfferedError("it cannot be rolled back")
-        return self._state(self.model.truncate(state.value, n), f"truncate({state.text}, {n})")
 
     def saved(self, state: Named) -> Named:
         """``state``, saved to a file and loaded from it."""
-        if not isinstance(self.model, Saves):
-            raise NotOfferedError("its states cannot be saved")
         path = self._folder / f"state{len(list(self._folder.iterdir()))}"
-        self.model.save(state.value, path)
-        self.line(f"save({state.text}, Path('state'))")
-        return self._state(self.model.load(path), "load(Path('state'))")
-
-    def _state(self, value: Any, text: str) -> Named:
-        self._count += 1
-        self.line(f"s{self._count} = {text}")
-        return Named(value, f"s{self._count}")
+        file = Named(path, "Path('state')")
+        self.lines.append(self._call("save", state, file)[1])
+        return self.state("load", file)
 
 
 def device_of(model: Stateful[Any]) -> torch.device:
@@ -239,46 +200,41 @@ _FUNCTIONS = (
 def script(model: Stateful[Any], lines: Sequence[str], shown: str, comment: str) -> str:
     """Python that runs ``lines`` as far as ``shown`` needs them, and prints that.
 
-    It does not need memspan if the model :class:`~memspan.stateful.protocol.Reproduces`, or has lines
-    ``made`` that make it; otherwise ``model`` must be defined, in evaluation mode.
+    It does not need memspan if the model has ``source()``: Python that makes the same model, weights
+    included and in evaluation mode, and defines ``module``, ``start``, ``read`` and whatever else of
+    the protocol the model has as plain functions, each after two empty lines; ``torch`` and ``Path``
+    are imported before. Nor if it has ``made``, lines that define ``model``. Otherwise that must be
+    defined, in evaluation mode.
     """
     names = _words(shown)
     last = max(
         (i for i, line in enumerate(lines) if names & _words(line.partition(" = ")[0])), default=0
     )
-    lines = lines[: last + 1]
-    # Calls may matter even if their results are not used; inputs that are not read do not.
-    read = [_words("\n".join([*lines[:i], *lines[i + 1 :], shown])) for i in range(len(lines))]
-    lines = [
-        line
-        for i, line in enumerate(lines)
-        if _words(line.partition(" = ")[0]) & {"x", "other"} <= read[i]
-    ]
-    used = _words("\n".join([*lines, shown]))
+    inputs, calls = lines[:2], lines[2 : last + 1]
+    used = _words("\n".join([*calls, shown]))
+    inputs = [line for line in inputs if line.partition(" = ")[0] in used]
     head = ["import torch"]
     if "Path" in used:
         head.append("from pathlib import Path")
-    if isinstance(model, Reproduces):
-        head.append(_without(model.source(), set(_FUNCTIONS) - used))
+    source = getattr(model, "source", None)
+    if source is not None:
+        # Without functions that are not used.
+        blocks = [block.strip() for block in source().split("\n\n\n")]
+        head.append(
+            "\n\n".join(
+                b for b in blocks if not b.startswith("def ") or b.split("(")[0][4:] in used
+            )
+        )
     else:
         head.append(getattr(model, "made", "# model: what was checked, in evaluation mode"))
         head.append("; ".join(f"{name} = model.{name}" for name in _FUNCTIONS if name in used))
     device = device_of(model)
     if device.type != "cpu":
-        name = "module" if isinstance(model, Reproduces) else "model.module"
+        name = "model.module" if source is None else "module"
         head.append(f"{name}.to({str(device)!r}); torch.set_default_device({str(device)!r})")
     if "autograd" not in used:
         head.append("torch.set_grad_enabled(False)")
-    return "\n".join([*head, *lines, f"print({shown})  # {comment}"]) + "\n"
-
-
-def _without(source: str, names: set[str]) -> str:
-    """``source`` without functions of these names."""
-    lines = source.splitlines()
-    for part in reversed(ast.parse(source).body):
-        if isinstance(part, ast.FunctionDef) and part.name in names:
-            del lines[part.lineno - 1 : part.end_lineno]
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+    return "\n".join([*head, *inputs, *calls, f"print({shown})  # {comment}"]) + "\n"
 
 
 def _words(text: str) -> set[str]:

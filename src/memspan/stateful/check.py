@@ -20,17 +20,9 @@ import torch
 from torch import Tensor
 
 from memspan.stateful.case import Case, Named, Reading, device_of, join, script
-from memspan.stateful.floor import (
-    POWER,
-    Reference,
-    difference,
-    exact,
-    idle_bits,
-    reference,
-)
-from memspan.stateful.growth import EARLY, SCRIPT, growth
+from memspan.stateful.floor import POWER, Reference, difference, exact, idle_bits, reference
 from memspan.stateful.laws import LAWS, ROWS, Law, length_of
-from memspan.stateful.protocol import NotOfferedError, RefusedError, Stateful
+from memspan.stateful.protocol import NotOfferedError, RefusedError, Stateful, leaves_of
 
 Outcome = Literal["holds", "broken", "inconclusive", "refused", "not-offered"]
 
@@ -40,6 +32,15 @@ NAMES = (*(law.name for law in LAWS[:-1]), BOUNDED, LAWS[-1].name)
 SAYS = {law.name: law.says for law in LAWS} | {BOUNDED: "the state grows only if it says so"}
 SHRINKING = 2.0
 """Seconds to search for the smallest case that breaks a law."""
+EARLY, MIDDLE, LATE, LATE_IF_GROWING = 10, 500, 1000, 100
+"""Numbers of segments after which a state's size is measured."""
+SIZES = """\
+import pickle
+state, sizes = start(1), []
+for segment in range(1000):
+    y, state = read(x if segment % 2 else x[:, :1], state)
+    sizes.append(len(pickle.dumps(state)))"""
+"""Code that shows the sizes of a state's file."""
 
 
 @dataclass(frozen=True)
@@ -256,17 +257,13 @@ class _Bench:
                 problems.setdefault("inconclusive", f"{judged.weakness} ({case})")
             if worst is None or judged.difference > worst.difference:
                 worst = judged
-        known = worst is not None and math.isfinite(worst.reference.floor)
-        outcomes: tuple[Outcome, ...] = ("refused", "inconclusive")
         fallback: Outcome = "not-offered" if worst is None else "holds"
+        outcomes: tuple[Outcome, ...] = ("refused", "inconclusive")
         outcome = next((each for each in outcomes if each in problems), fallback)
-        return Finding(
-            law.name,
-            outcome,
-            problems.get(outcome, problems.get("not-offered", "")),
-            worst.difference if worst and known else None,
-            worst.reference.floor if worst and known else None,
-        )
+        detail = problems.get(outcome, problems.get("not-offered", ""))
+        if worst is None or not math.isfinite(worst.reference.floor):
+            return Finding(law.name, outcome, detail)
+        return Finding(law.name, outcome, detail, worst.difference, worst.reference.floor)
 
     def _judge(self, law: Law, case: Case, power: bool = True) -> _Judged:
         within = self._reference(law, case)
@@ -299,17 +296,14 @@ class _Bench:
         strict = law.name == "repeatable" or not self.repeatable
         key = (law.reference, case.rows, pieces, strict)
         if key not in self._references:
-
-            def outputs() -> Tensor:
-                if not law.reference:
-                    return self._outputs(Case(case.rows, pieces))
-                with torch.enable_grad():
-                    return law.reference(self._reading(case), case)
-
+            if law.reference:
+                compute = functools.partial(law.reference, self._reading(case), case)
+            else:
+                compute = functools.partial(self._outputs, Case(case.rows, pieces))
             self._references[key] = (
-                exact(outputs())
+                exact(compute())
                 if strict
-                else reference(outputs, self.model.module, self.seed, self.idle_bits)
+                else reference(compute, self.model.module, self.seed, self.idle_bits)
             )
         return self._references[key]
 
@@ -338,15 +332,15 @@ class _Bench:
                     "a state of other rows": read_on(others[:, :cut]),
                     "a state one token old": read_on(x[:, : cut - 1]),
                 }
-            self._powers[key] = ""
-            for name, outputs in wrong.items():
-                apart = difference(right, outputs) / within.deviation
-                if not apart > needed:
-                    text = (
-                        f"{name} changes outputs by {apart:.1e} only, where {needed:.1e} is needed"
-                    )
-                    self._powers[key] = text
-                    break
+            apart = {n: difference(right, y) / within.deviation for n, y in wrong.items()}
+            self._powers[key] = next(
+                (
+                    f"{name} changes outputs by {by:.1e} only, where {needed:.1e} is needed"
+                    for name, by in apart.items()
+                    if not by > needed
+                ),
+                "",
+            )
         return self._powers[key]
 
     def _shrunk(self, law: Law, case: Case, judged: _Judged) -> Finding:
@@ -379,19 +373,44 @@ class _Bench:
         return Finding(law.name, "broken", detail, judged.difference, judged.reference.floor, text)
 
     def _bounded(self) -> Finding:
-        if time.process_time() > self.deadline:
-            return Finding(BOUNDED, "inconclusive", "not reached in the time")
+        # The long ones of ten segments fill every internal length.
+        reading = self._reading(Case(1, (-(-length_of(self.claims) // (EARLY // 2)),)))
         try:
-            # The long ones of ten segments fill every internal length.
-            reading = self._reading(Case(1, (-(-length_of(self.claims) // (EARLY // 2)),)))
-            outcome, detail = growth(reading, self.deadline)
+            outcome, detail = self._growth(reading.x.value)
         except Exception as error:
             return Finding(BOUNDED, "refused", said(error))
-        if outcome != "broken":
-            return Finding(BOUNDED, outcome, detail)
-        lines = [*reading.lines, *SCRIPT.splitlines()]
-        text = script(self.model, lines, "sizes[9::99]", "bytes, which should not grow")
+        text = None
+        if outcome == "broken":
+            lines = [*reading.lines, *SIZES.splitlines()]
+            text = script(self.model, lines, "sizes[9::99]", "bytes, which should not grow")
         return Finding(BOUNDED, outcome, detail, script=text)
+
+    @torch.no_grad()
+    def _growth(self, inputs: Tensor) -> tuple[Outcome, str]:
+        """How the state's size develops in a stream of ``inputs`` and their first token by turns."""
+        late = LATE if self.claims.bounded else LATE_IF_GROWING
+        state, sizes = self.model.start(len(inputs)), {}
+        for segment in range(1, late + 1):
+            if time.process_time() > self.deadline:
+                return "inconclusive", f"{segment - 1} of {late} segments were read in the time"
+            # Many models take another path for single tokens.
+            part = inputs if segment % 2 else inputs[:, :1]
+            state = self.model.read(part.clone(), state)[1]
+            if segment in (EARLY, MIDDLE, late):
+                leaves = leaves_of(state)
+                sizes[segment] = sum(p.nbytes if isinstance(p, Tensor) else 8 for p in leaves)
+        early, last = sizes[EARLY], sizes[late]
+        if last == early:
+            return "holds", f"{last:,} bytes throughout {late} segments"
+        measured = ", ".join(f"{size:,} after {segment}" for segment, size in sizes.items())
+        text = f"bytes: {measured} segments of {inputs.shape[1]} and 1 tokens"
+        if self.claims.bounded:
+            # A window that is longer than the first ten segments fills up, and stops.
+            return ("broken" if last > max(early, sizes[MIDDLE]) else "holds"), text
+        if last > 1.1 * early * late / EARLY:
+            return "broken", f"faster than the text: {text}"
+        per_token = (last - early) / ((inputs.shape[1] + 1) / 2 * (late - EARLY))
+        return "holds", f"grows by {per_token:,.0f} bytes a token, as it says"
 
 
 def _smaller(case: Case) -> Iterator[Case]:

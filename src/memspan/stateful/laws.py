@@ -6,25 +6,16 @@ models whose outputs depend on the cuts by design can be tested, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from memspan.stateful.case import Case, Named, Reading, join
-from memspan.stateful.protocol import (
-    Claims,
-    ReadsPacked,
-    ReadsPadded,
-    RefusedError,
-    Resets,
-    Saves,
-    Stateful,
-    Truncates,
-)
+from memspan.stateful.case import LACKS, Case, Named, Reading, join, written
+from memspan.stateful.protocol import Claims, RefusedError, Stateful
 
 ROWS = 3
 
@@ -41,19 +32,41 @@ class Compared:
     """The message if it does not."""
 
 
-@dataclass(frozen=True)
+Cases = Callable[[Claims, int], Iterable[Case]]
+"""The cases for a model's claims and a seed."""
+Compare = Callable[[Reading, Case], Compared]
+
+
+@dataclass
 class Law:
-    """One law."""
+    """One law, which decorates the function that tries a case of it."""
 
     name: str
     says: str
-    cases: Callable[[Claims, int], Iterable[Case]]
-    """The cases for a model's claims and a seed."""
-    compare: Callable[[Reading, Case], Compared]
-    missing: Callable[[Stateful[Any]], str | None] = lambda _: None
-    """Why the law cannot be tried with a model, if so."""
+    cases: Cases
+    needs: tuple[str, ...] = ()
+    """Functions of which a model must have one."""
+    by_design: Callable[[Stateful[Any]], str | None] = lambda _: None
+    """Why the law does not apply to a model that has them, if so."""
     reference: Callable[[Reading, Case], Tensor] | None = None
     """The computation whose floor is measured (None: the case's outputs)."""
+    compare: Compare = field(init=False)
+
+    def __call__(self, compare: Compare) -> Compare:
+        self.compare = compare
+        LAWS.append(self)
+        return compare
+
+    def missing(self, model: Stateful[Any]) -> str | None:
+        """Why the law cannot be tried with a model, if so."""
+        lacking = [LACKS[name] for name in self.needs if getattr(model, name, None) is None]
+        if lacking and len(lacking) == len(self.needs):
+            return ", and ".join(lacking)
+        return self.by_design(model)
+
+
+LAWS: list[Law] = []
+"""In a report's order; ``bounded`` does not compare outputs, and is in ``memspan.stateful.check``."""
 
 
 def length_of(claims: Claims) -> int:
@@ -62,19 +75,27 @@ def length_of(claims: Claims) -> int:
     return max(24, (4 if longest <= 32 else 2) * longest + 5)
 
 
-def _halves(claims: Claims) -> tuple[int, int]:
-    tokens = length_of(claims)
-    return tokens // 2, tokens - tokens // 2
+def _cases(
+    pieces: Callable[[int, int], list[tuple[int, ...]]], variants: Iterable[str] = ("",)
+) -> Cases:
+    """Every variant of ``pieces(half, rest)``, the two halves of the tokens."""
+
+    def cases(claims: Claims, seed: int) -> list[Case]:
+        tokens = length_of(claims)
+        found = pieces(tokens // 2, tokens - tokens // 2)
+        return [Case(ROWS, each, variant) for each in found for variant in variants]
+
+    return cases
 
 
-def _each(pieces: Iterable[tuple[int, ...]], variants: Sequence[str] = ("",)) -> list[Case]:
-    return [Case(ROWS, each, variant) for each in pieces for variant in variants]
-
-
-def _plain(claims: Claims, variants: Sequence[str]) -> list[Case]:
+def _plain(half: int, rest: int) -> list[tuple[int, ...]]:
     """Two calls that make a state, and one that reads on: many tokens, and one."""
-    half, rest = _halves(claims)
-    return _each([(0, 1, 3), (half - 1, 1, 1), (half // 2, half - half // 2, rest)], variants)
+    return [(0, 1, 3), (half - 1, 1, 1), (half // 2, half - half // 2, rest)]
+
+
+def _whole(reading: Reading, inputs: Named, pieces: Iterable[int]) -> Named:
+    """All outputs of these pieces."""
+    return join(reading.read_all(inputs, pieces)[0])
 
 
 def _prefix(reading: Reading, pieces: Iterable[int], inputs: Named | None = None) -> Named:
@@ -85,40 +106,40 @@ def _prefix(reading: Reading, pieces: Iterable[int], inputs: Named | None = None
 def _kept(reading: Reading, pieces: Iterable[int]) -> Named:
     """The state after these pieces, to be used more than once."""
     outputs, state = reading.read_all(reading.x, pieces)
-    return state if outputs else reading.given(state.value, state.text, "s")
+    return state if outputs else reading.given(state.value, state.text)
 
 
-# repeatable
-
-
-def _twice_cases(claims: Claims, seed: int) -> list[Case]:
-    half, rest = _halves(claims)
-    return _each([(half + rest,), (half, rest), (half, 1, 1), (1,), (1, 2)])
-
-
+@Law(
+    "repeatable",
+    "the same call twice gives the same outputs",
+    _cases(lambda half, rest: [(half + rest,), (half, rest), (half, 1, 1), (1,), (1, 2)]),
+)
 def _twice(reading: Reading, case: Case) -> Compared:
-    first, second = (join(reading.read_all(reading.x, case.pieces)[0]) for _ in range(2))
+    first, second = (_whole(reading, reading.x, case.pieces) for _ in range(2))
     return Compared([(first, second)], [])
-
-
-# cuts
 
 
 def _cut_cases(claims: Claims, seed: int) -> Iterator[Case]:
     tokens = length_of(claims)
     half = tokens // 2
-    yield from _each([(half, tokens - half), (1, tokens - 1), (tokens - 1, 1)])
-    yield from _each([(half, 1, 1, 2, tokens - half - 4), (1,) * tokens])
+    yield Case(ROWS, (half, tokens - half))
+    yield Case(ROWS, (1, tokens - 1))
+    yield Case(ROWS, (tokens - 1, 1))
+    yield Case(ROWS, (half, 1, 1, 2, tokens - half - 4))
+    yield Case(ROWS, (1,) * tokens)
     sizes = {2, 3}
     for length in claims.lengths.values():
         sizes |= {length - 1, length, length + 1}
     for size in sorted(size for size in sizes if 1 < size < tokens):
-        yield Case(ROWS, _evenly(claims, size))
+        # Sixteen calls, if that is less than all, around the longest length.
+        calls = min(tokens // size, 16)
+        before = (tokens - calls * size) // 2 if calls == 16 else 0
+        evenly = (before, *(size,) * calls, tokens - before - calls * size)
+        yield Case(ROWS, tuple(filter(None, evenly)))
         if size != half:
             yield Case(ROWS, (size, tokens - size))
-            yield Case(
-                ROWS, (half, size, tokens - half - size) if half + size < tokens else (half, 1)
-            )
+            rest = tokens - half - size
+            yield Case(ROWS, (half, size, rest) if rest > 0 else (half, 1))
     generator = torch.Generator().manual_seed(seed)
     for most in (4, half):
         left, pieces = tokens, []
@@ -128,32 +149,31 @@ def _cut_cases(claims: Claims, seed: int) -> Iterator[Case]:
         yield Case(ROWS, tuple(pieces))
 
 
-def _evenly(claims: Claims, size: int) -> tuple[int, ...]:
-    """Calls of ``size`` tokens: sixteen, if that is less than all, around the longest length."""
-    tokens = length_of(claims)
-    calls = min(tokens // size, 16)
-    before = (tokens - calls * size) // 2 if calls == 16 else 0
-    pieces = (before, *(size,) * calls, tokens - before - calls * size)
-    return tuple(piece for piece in pieces if piece)
-
-
+@Law(
+    "cuts",
+    "outputs do not depend on where a text is cut",
+    _cut_cases,
+    by_design=lambda m: None if m.claims.cuts else "outputs depend on the cuts, by design",
+)
 def _cut(reading: Reading, case: Case) -> Compared:
-    if len([piece for piece in case.pieces if piece]) < 2:
-        return Compared([])
-    whole = join(reading.read_all(reading.x, [case.tokens])[0])
-    return Compared([(whole, join(reading.read_all(reading.x, case.pieces)[0]))])
+    whole = _whole(reading, reading.x, [case.tokens])
+    return Compared([(whole, _whole(reading, reading.x, case.pieces))])
 
 
-# causality
-
-
-def _later_cases(claims: Claims, seed: int) -> list[Case]:
-    half, rest = _halves(claims)
-    first = [(0, half, rest), (0, 1, 3), (0, half + rest - 1, 1)]
-    later = [(half, 1, rest - 1), (half, rest - 1, 1), (half, rest // 2, rest - rest // 2)]
-    return _each(first + later)
-
-
+@Law(
+    "causality",
+    "outputs do not depend on later inputs",
+    _cases(
+        lambda half, rest: [
+            (0, half, rest),
+            (0, 1, 3),
+            (0, half + rest - 1, 1),
+            (half, 1, rest - 1),
+            (half, rest - 1, 1),
+            (half, rest // 2, rest - rest // 2),
+        ]
+    ),
+)
 def _later(reading: Reading, case: Case) -> Compared:
     before, kept, changed = case.pieces
     x, other = reading.x, reading.other[: case.rows]
@@ -168,8 +188,6 @@ def _later(reading: Reading, case: Case) -> Compared:
     )
 
 
-# rows
-
 _SELECTED: dict[str, Callable[[int], list[int]]] = {
     "select the rows in reverse": lambda rows: list(reversed(range(rows))),
     "select every row twice": lambda rows: [row for row in range(rows) for _ in range(2)],
@@ -179,10 +197,11 @@ _SELECTED: dict[str, Callable[[int], list[int]]] = {
 _NEIGHBOURS = ("each row alone", "rows in reverse", "other neighbours", "two rows more")
 
 
-def _row_cases(claims: Claims, seed: int) -> list[Case]:
-    return _plain(claims, (*_NEIGHBOURS, *_SELECTED))
-
-
+@Law(
+    "rows",
+    "a row's outputs do not depend on other rows",
+    _cases(_plain, (*_NEIGHBOURS, *_SELECTED)),
+)
 def _rows(reading: Reading, case: Case) -> Compared:
     *before, last = case.pieces
     x, other = reading.x, reading.other
@@ -192,27 +211,27 @@ def _rows(reading: Reading, case: Case) -> Compared:
         several = other if len(rows) <= len(other.value) else join([other, other], 0)
         tail = several[: len(rows), case.tokens - last :]
         expected, _ = reading.read(tail, _prefix(reading, before, x[rows]))
-        seen, _ = reading.read(tail, reading.select(_prefix(reading, before), rows))
-        return Compared([(expected, seen)])
-    expected = join(reading.read_all(x, case.pieces)[0])
+        selected = reading.state("select", _prefix(reading, before), torch.tensor(rows))
+        return Compared([(expected, reading.read(tail, selected)[0])])
+    expected = _whole(reading, x, case.pieces)
+    most, every, back = case.rows - 1, slice(None), list(reversed(range(case.rows)))
+    # What is read instead, and which rows of the expected outputs and of its own are the same.
+    read: dict[str, list[tuple[Named, Any, Any]]] = {
+        "each row alone": [(x[i : i + 1], slice(i, i + 1), every) for i in range(case.rows)],
+        "rows in reverse": [(x[back], back, every)],
+        "other neighbours": [
+            (join([x[:1], other[1 : case.rows]], 0), slice(1), slice(1)),
+            (join([other[:most], x[most:]], 0), slice(most, None), slice(most, None)),
+        ],
+        "two rows more": [(join([x, other[:2]], 0), every, slice(case.rows))],
+    }
+    return Compared(
+        [
+            (expected[own], _whole(reading, inputs, case.pieces)[seen])
+            for inputs, own, seen in read[case.variant]
+        ]
+    )
 
-    def read(inputs: Named) -> Named:
-        return join(reading.read_all(inputs, case.pieces)[0])
-
-    most = case.rows - 1
-    if case.variant == "each row alone":
-        return Compared([(expected[i : i + 1], read(x[i : i + 1])) for i in range(case.rows)])
-    if case.variant == "rows in reverse":
-        back = list(reversed(range(case.rows)))
-        return Compared([(expected[back], read(x[back]))])
-    if case.variant == "other neighbours":
-        first = read(join([x[:1], other[1 : case.rows]], 0))
-        last_row = read(join([other[:most], x[most:]], 0))
-        return Compared([(expected[:1], first[:1]), (expected[most:], last_row[most:])])
-    return Compared([(expected, read(join([x, other[:2]], 0))[: case.rows])])
-
-
-# values
 
 _VALUES = (
     "read the state twice",
@@ -222,13 +241,14 @@ _VALUES = (
 )
 
 
-def _value_cases(claims: Claims, seed: int) -> list[Case]:
-    return _plain(claims, _VALUES[1:] if claims.consumes_state else _VALUES)
-
-
+@Law(
+    "values",
+    "reading leaves what was copied, or passed in, as it was",
+    _cases(_plain, _VALUES),
+)
 def _values(reading: Reading, case: Case) -> Compared:
     *before, last = case.pieces
-    start = sum(before)
+    start, consumed = sum(before), reading.model.claims.consumes_state
     tail, other = reading.x[:, start:], reading.other[: case.rows, start:]
     if case.variant == _VALUES[3]:
         outputs, state = reading.read_all(reading.x, before)
@@ -241,21 +261,20 @@ def _values(reading: Reading, case: Case) -> Compared:
         now = reading.given(output.value, output.text, "now")
         after = reading.given(inputs.value, inputs.text, "now")
         return Compared([(kept, now), (tail, after)])
+    if case.variant == _VALUES[0] and consumed:
+        return Compared([])
     expected, _ = reading.read(tail, _prefix(reading, before))
     state = _kept(reading, before)
-    copy = state if case.variant == _VALUES[0] else reading.copy(state)
+    copy = state if case.variant == _VALUES[0] else reading.state("copy", state)
     used, again = (copy, state) if case.variant == _VALUES[1] else (state, copy)
     # Many models take different paths for one token and for many.
     _, later = reading.read(other[:, :1], used)
     if last > 1:
         reading.read(other[:, 1:], later)
-        if not reading.model.claims.consumes_state:
+        if not consumed:
             reading.read(other, used)
-    seen, _ = reading.read(tail, again)
-    return Compared([(expected, seen)])
+    return Compared([(expected, reading.read(tail, again)[0])])
 
-
-# fresh-start
 
 _RESET: dict[str, Callable[[int], list[bool]]] = {
     "reset the first row": lambda rows: [row == 0 for row in range(rows)],
@@ -266,19 +285,26 @@ _RESET: dict[str, Callable[[int], list[bool]]] = {
 _PACKED = "documents in one call"
 
 
-def _fresh_cases(claims: Claims, seed: int) -> list[Case]:
-    half, rest = _halves(claims)
-    packed = _each([(0, half, rest), (half, rest - 1, 1), (1, 3, 2)], [_PACKED])
-    return _plain(claims, tuple(_RESET)) + packed
+def _fresh_cases(claims: Claims, seed: int) -> Iterator[Case]:
+    yield from _cases(_plain, _RESET)(claims, seed)
+    packed = _cases(lambda half, rest: [(0, half, rest), (half, rest - 1, 1), (1, 3, 2)], [_PACKED])
+    yield from packed(claims, seed)
 
 
+@Law(
+    "fresh-start",
+    "a reset row and a packed document begin as from an empty state",
+    _fresh_cases,
+    ("reset", "read_packed"),
+)
 def _fresh(reading: Reading, case: Case) -> Compared:
     if case.variant == _PACKED:
         return _packed(reading, case)
     *before, _ = case.pieces
     tail = reading.x[:, sum(before) :]
     rows = _RESET[case.variant](case.rows)
-    seen, _ = reading.read(tail, reading.reset(_prefix(reading, before), rows))
+    reset = reading.state("reset", _prefix(reading, before), torch.tensor(rows))
+    seen, _ = reading.read(tail, reset)
     fresh, _ = reading.read(tail, reading.start())
     new, old = ([i for i, reset in enumerate(rows) if reset == each] for each in (True, False))
     pairs = [(fresh[new], seen[new])]
@@ -299,7 +325,8 @@ def _packed(reading: Reading, case: Case) -> Compared:
     for row in range(case.rows):
         for position in at[row % len(at)]:
             starts[row, min(position, packed - 1)] = True
-    output, state = reading.read_packed(x[:, before:end], _prefix(reading, [before]), starts)
+    state = _prefix(reading, [before])
+    output, state = reading.outputs("read_packed", x[:, before:end], state, starts)
     last, _ = reading.read(x[:, end:], state)
     pairs = []
     for row in range(case.rows):
@@ -319,79 +346,64 @@ def _packed(reading: Reading, case: Case) -> Compared:
     return Compared(pairs)
 
 
-def _no_fresh(model: Stateful[Any]) -> str | None:
-    if isinstance(model, Resets | ReadsPacked):
-        return None
-    return "its rows cannot be reset, and it does not read packed inputs"
+def _padding_law(side: Literal["right", "left"]) -> None:
+    def cases(claims: Claims, seed: int) -> Iterator[Case]:
+        tokens = length_of(claims)
+        half, rest = tokens // 2, tokens - tokens // 2
+        for fill in ("zeros as padding", "other inputs as padding"):
+            for pieces in ((0, half, rest), (0, 3, 1), (half, rest - 1, 1), (half, 3, 2)):
+                if side == "right" or not pieces[0] or "left-continued" in claims.padding:
+                    yield Case(ROWS, pieces, fill)
+            # Some leave the mask out if there is one row.
+            yield Case(1, (0, half, rest), fill)
 
-
-# padding
-
-
-def _padded_cases(claims: Claims, side: str) -> Iterator[Case]:
-    half, rest = _halves(claims)
-    for fill in ("zeros", "other inputs"):
-        for pieces in ((0, half, rest), (0, 3, 1), (half, rest - 1, 1), (half, 3, 2)):
-            if side == "right" or not pieces[0] or "left-continued" in claims.padding:
-                yield Case(ROWS, pieces, f"{fill} as padding")
-        # Some leave the mask out if there is one row.
-        yield Case(1, (0, half, rest), f"{fill} as padding")
-
-
-def _padded(reading: Reading, case: Case, side: Literal["right", "left"]) -> Compared:
-    before, padded, after = case.pieces
-    x, end = reading.x, before + padded
-    if not padded:
-        return Compared([])
-    # A full row, one of a single token, and one between.
-    lengths = torch.tensor([padded, 1, (padded + 1) // 2] * case.rows)[: case.rows]
-    if case.rows == 1:
-        lengths = torch.tensor([(padded + 1) // 2])
-    position = torch.arange(padded).expand(case.rows, padded)
-    real = position < lengths[:, None] if side == "right" else position >= padded - lengths[:, None]
-    part, other = x[:, before:end], reading.other[: case.rows, before:end]
-    mask = real.reshape(*real.shape, *[1] * (part.value.dim() - 2)).to(part.value.device)
-    zeros = case.variant.startswith("zeros")
-    fill = torch.zeros_like(other.value) if zeros else other.value
-    text = f"torch.where(torch.tensor({mask.tolist()}), {part.text}, "
-    text += "0)" if zeros else f"{other.text})"
-    inputs = reading.given(torch.where(mask, part.value, fill), text, "padded")
-    output, state = reading.read_padded(inputs, _prefix(reading, [before]), lengths, side)
-    last, _ = reading.read(x[:, end:], state)
-    pairs = []
-    for row, length in enumerate(lengths.tolist()):
-        first = before if side == "right" else end - length
-        state = _prefix(reading, [before])
-        alone, state = reading.read(x[:, first : first + length], state)
-        offset = first - before
-        pairs.append((alone[row], output[row, offset : offset + length]))
-        if after and (side == "left" or "right" in reading.model.claims.padding):
-            pairs.append((reading.read(x[:, end:], state)[0][row], last[row]))
-    return Compared(pairs)
-
-
-def _padding_law(side: Literal["right", "left"]) -> Law:
-    def missing(model: Stateful[Any]) -> str | None:
-        if not isinstance(model, ReadsPadded):
-            return "it does not read padded inputs"
+    def by_design(model: Stateful[Any]) -> str | None:
         if {side, f"{side}-last"} & model.claims.padding:
             return None
         return f"it does not promise to ignore padding on the {side}"
 
-    return Law(
-        f"padding-{side}",
-        f"padding on the {side} changes nothing",
-        lambda claims, seed: _padded_cases(claims, side),
-        lambda reading, case: _padded(reading, case, side),
-        missing,
-    )
+    says = f"padding on the {side} changes nothing"
+
+    @Law(f"padding-{side}", says, cases, ("read_padded",), by_design)
+    def padded(reading: Reading, case: Case) -> Compared:
+        before, padded, after = case.pieces
+        x, end = reading.x, before + padded
+        if not padded:
+            return Compared([])
+        # A full row, one of a single token, and one between.
+        lengths = torch.tensor([padded, 1, (padded + 1) // 2] * case.rows)[: case.rows]
+        if case.rows == 1:
+            lengths = torch.tensor([(padded + 1) // 2])
+        position = torch.arange(padded).expand(case.rows, padded)
+        position = position if side == "right" else position.flip(1)
+        real = position < lengths[:, None]
+        part, other = x[:, before:end], reading.other[: case.rows, before:end]
+        mask = real.reshape(*real.shape, *[1] * (part.value.dim() - 2)).to(part.value.device)
+        zeros = case.variant.startswith("zeros")
+        fill = torch.zeros_like(other.value) if zeros else other.value
+        text = f"torch.where({written(mask)}, {part.text}, {'0' if zeros else other.text})"
+        inputs = reading.given(torch.where(mask, part.value, fill), text, "padded")
+        state = _prefix(reading, [before])
+        output, state = reading.outputs("read_padded", inputs, state, lengths, side)
+        last, _ = reading.read(x[:, end:], state)
+        pairs = []
+        for row, length in enumerate(lengths.tolist()):
+            first = before if side == "right" else end - length
+            alone, state = reading.read(x[:, first : first + length], _prefix(reading, [before]))
+            offset = first - before
+            pairs.append((alone[row], output[row, offset : offset + length]))
+            if after and (side == "left" or "right" in reading.model.claims.padding):
+                pairs.append((reading.read(x[:, end:], state)[0][row], last[row]))
+        return Compared(pairs)
 
 
-# roll-back
+_padding_law("right")
+_padding_law("left")
 
 
 def _back_cases(claims: Claims, seed: int) -> Iterator[Case]:
-    half, rest = _halves(claims)
+    tokens = length_of(claims)
+    half, rest = tokens // 2, tokens - tokens // 2
     counts = {1, 2, half // 2, half}
     for length in claims.lengths.values():
         counts |= {n for n in (length - 1, length, length + 1) if 0 < n <= half}
@@ -402,6 +414,7 @@ def _back_cases(claims: Claims, seed: int) -> Iterator[Case]:
     yield Case(ROWS, (1, 1, 2), "read in a call")
 
 
+@Law("roll-back", "tokens rolled back were never read", _back_cases, ("truncate",))
 def _back(reading: Reading, case: Case) -> Compared:
     kept, extra, _ = case.pieces
     if not kept or not extra:
@@ -409,14 +422,12 @@ def _back(reading: Reading, case: Case) -> Compared:
     tail = reading.x[:, kept + extra :]
     calls = {"read in a call": [kept, extra], "read with what is kept": [kept + extra]}
     pieces = calls.get(case.variant, [kept, *[1] * extra])
-    seen, _ = reading.read(tail, reading.truncate(_prefix(reading, pieces), extra))
+    seen, _ = reading.read(tail, reading.state("truncate", _prefix(reading, pieces), extra))
     expected, _ = reading.read(tail, _prefix(reading, [kept]))
     return Compared([(expected, seen)])
 
 
-# files
-
-
+@Law("files", "a state reads on the same from a file", _cases(_plain), ("save",))
 def _files(reading: Reading, case: Case) -> Compared:
     *before, _ = case.pieces
     tail = reading.x[:, sum(before) :]
@@ -428,25 +439,17 @@ def _files(reading: Reading, case: Case) -> Compared:
     return Compared([(expected, seen), (expected, after)])
 
 
-# gradients
-
-
-def _gradient_cases(claims: Claims, seed: int) -> list[Case]:
-    half, rest = _halves(claims)
-    return _each([(half, rest), (half, 1, 1, 2), (1, 1, rest), (half // 2, half - half // 2, rest)])
-
-
 def _weights(module: nn.Module) -> list[Tensor]:
     return [p for p in module.parameters() if p.is_floating_point() and p.requires_grad]
 
 
 def _slope(reading: Reading, outputs: Named) -> Named:
     """The gradient of a loss of ``outputs`` with respect to all weights."""
-    value, weights = outputs.value.flatten(), _weights(reading.model.module)
-    slopes: Sequence[Tensor] = [torch.zeros_like(weight) for weight in weights]
-    if value.requires_grad:
-        loss = value @ torch.linspace(-1, 1, len(value), dtype=value.dtype, device=value.device)
-        slopes = torch.autograd.grad(loss, weights, materialize_grads=True)
+    value = outputs.value.flatten()
+    if not value.requires_grad:
+        raise RefusedError("its outputs carry no gradients")
+    loss = value @ torch.linspace(-1, 1, len(value), dtype=value.dtype, device=value.device)
+    slopes = torch.autograd.grad(loss, _weights(reading.model.module), materialize_grads=True)
     text = f"gradient({outputs.text})"
     return reading.given(torch.cat([s.flatten() for s in slopes]), text, "gradient")
 
@@ -458,24 +461,9 @@ def gradient(y):
     return torch.cat([slope.flatten() for slope in slopes])"""
 
 
-def _gradients(reading: Reading, case: Case) -> Compared:
-    reading.lines += GRADIENT.splitlines()
-    first, *later = case.pieces
-    whole = join(reading.read_all(reading.x, [case.tokens])[0])[:, first:]
-    if not whole.value.requires_grad:
-        raise RefusedError("its outputs carry no gradients")
-    outputs, _ = reading.read_all(reading.x, case.pieces)
-    cut = join(outputs[first > 0 :])
-    expected, seen = _slope(reading, whole), _slope(reading, cut)
-    with torch.no_grad():
-        state = _prefix(reading, [first])
-    without = _slope(reading, join(reading.read_all(reading.x[:, first:], later, state)[0]))
-    otherwise = "hardly any gradient flows through the state, even in one call"
-    return Compared([(expected, seen)], [(expected, without)], otherwise)
-
-
+@torch.enable_grad()
 def _whole_gradient(reading: Reading, case: Case) -> Tensor:
-    whole = join(reading.read_all(reading.x, [case.tokens])[0])
+    whole = _whole(reading, reading.x, [case.tokens])
     return _slope(reading, whole[:, case.pieces[0] :]).value
 
 
@@ -487,90 +475,62 @@ def _no_gradients(model: Stateful[Any]) -> str | None:
     return None if _weights(model.module) else "it has no weights that are trained"
 
 
-# order-of-calls
+@Law(
+    "gradients",
+    "gradients flow through the state as through one long call",
+    _cases(
+        lambda half, rest: [
+            (half, rest),
+            (half, 1, 1, 2),
+            (1, 1, rest),
+            (half // 2, half - half // 2, rest),
+        ]
+    ),
+    by_design=_no_gradients,
+    reference=_whole_gradient,
+)
+def _gradients(reading: Reading, case: Case) -> Compared:
+    reading.lines += GRADIENT.splitlines()
+    first, *later = case.pieces
+    whole = _whole(reading, reading.x, [case.tokens])[:, first:]
+    outputs, _ = reading.read_all(reading.x, case.pieces)
+    cut = join(outputs[first > 0 :])
+    expected, seen = _slope(reading, whole), _slope(reading, cut)
+    with torch.no_grad():
+        state = _prefix(reading, [first])
+    without = _slope(reading, join(reading.read_all(reading.x[:, first:], later, state)[0]))
+    otherwise = "hardly any gradient flows through the state, even in one call"
+    return Compared([(expected, seen)], [(expected, without)], otherwise)
+
 
 _BETWEEN = ("other streams between", "training between", "gradients recorded")
 
 
-def _order_cases(claims: Claims, seed: int) -> list[Case]:
-    half, rest = _halves(claims)
-    return [case for each in _BETWEEN for case in _each([(half, rest), (half, 1)], [each])]
-
-
+@Law(
+    "order-of-calls",
+    "other calls in between change nothing",
+    _cases(lambda half, rest: [(half, rest), (half, 1)], _BETWEEN),
+)
 def _order(reading: Reading, case: Case) -> Compared:
-    expected = join(reading.read_all(reading.x, case.pieces)[0])
+    expected = _whole(reading, reading.x, case.pieces)
     if case.variant == _BETWEEN[2]:
-        reading.line("torch.set_grad_enabled(True)")
+        reading.lines.append("torch.set_grad_enabled(True)")
         with torch.enable_grad():
-            outputs, _ = reading.read_all(reading.x, case.pieces)
-        return Compared([(expected, join(outputs))])
-
-    def between() -> None:
-        training = case.variant == _BETWEEN[1]
+            return Compared([(expected, _whole(reading, reading.x, case.pieces))])
+    training = case.variant == _BETWEEN[1]
+    state, outputs, at = _kept(reading, []), [], 0
+    for piece in case.pieces:
         if training:
             reading.model.module.train()
-            reading.line("module.train()")
+            reading.lines.append("module.train()")
         with torch.set_grad_enabled(training):
-            _, state = reading.read(reading.other, reading.start(case.rows + 2))
+            _, other = reading.read(reading.other, reading.start(case.rows + 2))
             reading.read(reading.other[: case.rows], reading.start())
-            reading.read(reading.other[:, :1], state)
+            reading.read(reading.other[:, :1], other)
         if training:
             reading.model.module.eval()
-            reading.line("module.eval()")
-
-    state = _kept(reading, [])
-    outputs, at = [], 0
-    for piece in case.pieces:
-        between()
+            reading.lines.append("module.eval()")
         output, state = reading.read(reading.x[:, at : at + piece], state)
         outputs.append(output)
         at += piece
     return Compared([(expected, join(outputs))])
-
-
-LAWS: tuple[Law, ...] = (
-    Law("repeatable", "the same call twice gives the same outputs", _twice_cases, _twice),
-    Law(
-        "cuts",
-        "outputs do not depend on where a text is cut",
-        _cut_cases,
-        _cut,
-        lambda model: None if model.claims.cuts else "outputs depend on the cuts, by design",
-    ),
-    Law("causality", "outputs do not depend on later inputs", _later_cases, _later),
-    Law("rows", "a row's outputs do not depend on other rows", _row_cases, _rows),
-    Law("values", "reading leaves what was copied, or passed in, as it was", _value_cases, _values),
-    Law(
-        "fresh-start",
-        "a reset row and a packed document begin as from an empty state",
-        _fresh_cases,
-        _fresh,
-        _no_fresh,
-    ),
-    _padding_law("right"),
-    _padding_law("left"),
-    Law(
-        "roll-back",
-        "tokens rolled back were never read",
-        _back_cases,
-        _back,
-        lambda model: None if isinstance(model, Truncates) else "it cannot be rolled back",
-    ),
-    Law(
-        "files",
-        "a state reads on the same from a file",
-        lambda claims, seed: _plain(claims, ("",)),
-        _files,
-        lambda model: None if isinstance(model, Saves) else "its states cannot be saved",
-    ),
-    Law(
-        "gradients",
-        "gradients flow through the state as through one long call",
-        _gradient_cases,
-        _gradients,
-        _no_gradients,
-        _whole_gradient,
-    ),
-    Law("order-of-calls", "other calls in between change nothing", _order_cases, _order),
-)
-"""In a report's order; ``bounded`` does not compare outputs, and is in ``memspan.stateful.growth``."""

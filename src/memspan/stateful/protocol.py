@@ -71,21 +71,17 @@ class Stateful(Protocol[State]):
 
     def start(self, batch_size: int) -> State:
         """The state of ``batch_size`` rows that have read nothing."""
-        ...
 
     def read(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
         """Read ``inputs`` on from ``state``: outputs ``[B, T, ...]``, one for each input and of
         floating-point type, and the state after them."""
-        ...
 
     def select(self, state: State, rows: Tensor) -> State:
         """The state of ``rows``, int64 ``[B']``, in any order, repeated or left out. ``state`` may be
         used up."""
-        ...
 
     def copy(self, state: State) -> State:
         """A state that stays as it is, whatever is done with ``state``. Gradients need not reach it."""
-        ...
 
 
 @runtime_checkable
@@ -95,7 +91,6 @@ class Resets(Protocol[State]):
     def reset(self, state: State, rows: Tensor) -> State:
         """``state`` emptied in the rows where ``rows``, bool ``[B]``, is true. ``state`` may be used
         up."""
-        ...
 
 
 @runtime_checkable
@@ -104,7 +99,6 @@ class Truncates(Protocol[State]):
 
     def truncate(self, state: State, n: int) -> State:
         """``state`` as it was ``n`` tokens ago. It may be used up."""
-        ...
 
 
 @runtime_checkable
@@ -113,11 +107,9 @@ class Saves(Protocol[State]):
 
     def save(self, state: State, path: Path) -> None:
         """Write ``state``."""
-        ...
 
     def load(self, path: Path) -> State:
         """What :meth:`save` wrote."""
-        ...
 
 
 @runtime_checkable
@@ -129,7 +121,6 @@ class ReadsPadded(Protocol[State]):
     ) -> tuple[Tensor, State]:
         """As :meth:`Stateful.read`, but only ``lengths[i]`` inputs of row ``i`` are real (int64
         ``[B]``). The rest, on that ``side``, is padding, with any values."""
-        ...
 
 
 @runtime_checkable
@@ -139,7 +130,6 @@ class ReadsPacked(Protocol[State]):
     def read_packed(self, inputs: Tensor, state: State, starts: Tensor) -> tuple[Tensor, State]:
         """As :meth:`Stateful.read`; a document begins where ``starts``, bool ``[B, T]``, is true, and
         sees nothing of what was before it."""
-        ...
 
 
 class RefusedError(Exception):
@@ -154,18 +144,6 @@ MADE = "module = ...  # in evaluation mode"
 """In scripts, a module of unknown origin."""
 
 
-@runtime_checkable
-class Reproduces(Protocol):
-    """A model for which a script can be written that needs neither memspan nor the adapter."""
-
-    def source(self) -> str:
-        """Python lines that make the same model, weights included and in evaluation mode, and define
-        ``module``, ``start(batch_size)``, ``read(inputs, state)`` and whatever else of the protocol the
-        adapter has, as plain functions by the same names. ``torch`` and ``Path`` are imported before.
-        """
-        ...
-
-
 def tensors_of(state: Any) -> list[Tensor]:
     """All tensors within a state of any kind: containers, dataclasses and objects with attributes."""
     return [leaf for leaf in leaves_of(state) if isinstance(leaf, Tensor)]
@@ -177,23 +155,20 @@ def leaves_of(state: Any) -> list[Any]:
     seen: set[int] = set()
 
     def visit(part: Any) -> None:
-        if isinstance(part, Tensor):
-            found.append(part)
-        elif isinstance(part, nn.Module | type) or id(part) in seen:
+        if isinstance(part, nn.Module | type) or id(part) in seen:
             return
-        elif isinstance(part, Mapping):
-            seen.add(id(part))
-            for each in part.values():
-                visit(each)
+        if isinstance(part, Mapping):
+            parts = list(part.values())
         elif isinstance(part, list | tuple | set | frozenset | deque):
-            seen.add(id(part))
-            for each in part:
-                visit(each)
-        elif hasattr(part, "__dict__"):
-            seen.add(id(part))
-            visit(vars(part))
+            parts = list(part)
+        elif hasattr(part, "__dict__") and not isinstance(part, Tensor):
+            parts = list(vars(part).values())
         else:
             found.append(part)
+            return
+        seen.add(id(part))
+        for each in parts:
+            visit(each)
 
     visit(state)
     return found

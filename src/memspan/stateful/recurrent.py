@@ -75,16 +75,10 @@ class Recurrent:
         """By :func:`torch.nn.utils.rnn.pack_padded_sequence`, which supports padding on the right."""
         if side == "left":
             raise NotOfferedError("packed sequences have no padding on the left")
-        try:
-            packed = pack_padded_sequence(
-                inputs, lengths.cpu(), batch_first=True, enforce_sorted=False
-            )
-        except RuntimeError as error:
-            raise RefusedError(str(error)) from None
+        packed = pack_padded_sequence(inputs, lengths.cpu(), True, enforce_sorted=False)
         outputs, state = self._rnn(packed, state)
-        return pad_packed_sequence(outputs, batch_first=True, total_length=inputs.shape[1])[
-            0
-        ], state
+        outputs, _ = pad_packed_sequence(outputs, True, total_length=inputs.shape[1])
+        return outputs, state
 
     def select(self, state: Any, rows: Tensor) -> Any:
         return mapped(lambda part: part.index_select(1, rows), state)
@@ -94,10 +88,9 @@ class Recurrent:
 
     def source(self) -> str:
         both = isinstance(self._rnn, nn.LSTM)
-        first = self.start(1)
         zeros = [
             f"torch.zeros({len(part)}, batch_size, {part.shape[2]}, dtype={part.dtype})"
-            for part in (first if both else [first])
+            for part in tensors_of(self.start(1))
         ]
         turned = "" if self._rnn.batch_first else ".transpose(0, 1)"
         return f"""\
@@ -156,12 +149,11 @@ class Function:
         return self.function(inputs, state)
 
     def select(self, state: Any, rows: Tensor) -> Any:
-
-        def picked(part: Tensor) -> Tensor:
-            # A count shared by all rows has no dimension of rows.
-            return part.index_select(self.batch_dimension, rows) if part.dim() else part
-
-        return mapped(picked, state)
+        # A count shared by all rows has no dimension of rows.
+        return mapped(
+            lambda part: part.index_select(self.batch_dimension, rows) if part.dim() else part,
+            state,
+        )
 
     def copy(self, state: Any) -> Any:
         return copied(state)
