@@ -30,7 +30,7 @@ from memspan.data.prepared import prepare
 from memspan.models import LanguageModel
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.registry import MODELS
-from resident import MIB, growth, resident
+from peak_memory import MIB, growth, resident
 from timing import machine
 
 SIZE = {"n_layers": 2, "d_model": 64, "n_heads": 4, "d_ff": 256}

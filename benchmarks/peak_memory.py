@@ -1,12 +1,13 @@
-"""Memory that training takes beyond the model itself, each side in a process of its own.
+"""Memory of processes: resident, peaks, and what training takes beyond the model itself.
 
-python benchmarks/peak_memory.py transformer-xl labml S float32
+python benchmarks/peak_memory.py transformer-xl labml S float32     # a side, in a process of its own
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import resource
 import subprocess
 import sys
@@ -16,6 +17,19 @@ import torch
 
 from peers.registry import SIZES, side_class
 from works import at, prepared
+
+MIB = 2**20
+
+
+def resident() -> int:
+    """Resident memory of this process in bytes (Linux)."""
+    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def growth(values: list[int], warm_up: int) -> float:
+    """The relative change from the value at index ``warm_up`` to the last: 0.02 is 2 % more."""
+    return values[-1] / values[warm_up] - 1
 
 
 def peak_megabytes(architecture: str, name: str, size: str, precision: str) -> float:
@@ -39,7 +53,7 @@ def report(architecture: str, name: str, size: str, precision: str) -> None:
         call = prepared(side, "train", precision)
         for _ in range(3):
             call()
-    print((peak_bytes() - before) / 2**20)
+    print((peak_bytes() - before) / MIB)
 
 
 def reset_peak() -> None:

@@ -8,7 +8,7 @@ in the same way, from outside.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,23 +72,3 @@ def products_in(precision: str) -> Iterator[None]:
 def autocast(precision: str) -> torch.autocast:
     """For a forward pass. Backward runs outside, in the precisions that forward chose."""
     return torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16")
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The precisions that a row compares."""
-
-    setting: str
-    """``same``, or ``as-it-comes``: each library with its own defaults."""
-    precision: str
-    peer_precision: str
-    as_it_comes: bool
-    """Whether these are the defaults of both."""
-
-
-def comparisons(precisions: Sequence[str], own: str, peer_own: str) -> list[Comparison]:
-    """The same setting for both in every precision, and the defaults where they are none of these."""
-    same = [Comparison("same", p, p, own == p == peer_own) for p in precisions]
-    if any(c.as_it_comes for c in same):
-        return same
-    return [*same, Comparison("as-it-comes", own, peer_own, True)]

@@ -31,7 +31,7 @@ from memspan.models.registry import MODELS
 from memspan.runs.options import RunConfig
 from memspan.training import metrics, start
 from memspan.training.options import TrainConfig
-from resident import MIB, growth, resident
+from peak_memory import MIB, growth, resident
 from timing import machine
 
 RESULTS = Path(__file__).resolve().parent / "results"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import gc
 import json
@@ -22,6 +23,32 @@ import torch
 from precisions import processor
 
 Key = TypeVar("Key", bound=Hashable)
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def parser(about: str | None, rounds: int = 0, results: str = "") -> argparse.ArgumentParser:
+    """With a docstring as its help, and the options ``--rounds`` and ``--json`` where it has them.
+
+    Args:
+        about: the docstring.
+        rounds: how many by default; 0: no such option.
+        results: the file in benchmarks/results; none: no such option.
+    """
+    made = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    if rounds:
+        made.add_argument("--rounds", type=_positive, default=rounds, help="rounds (%(default)s)")
+    if results:
+        where = f"where the rows go (benchmarks/results/{results})"
+        made.add_argument("--json", type=Path, default=RESULTS / results, help=where)
+    return made
+
+
+def _positive(given: str) -> int:
+    if int(given) < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return int(given)
 
 
 @dataclass(frozen=True)

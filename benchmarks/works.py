@@ -8,22 +8,15 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from memspan.precision import AUTOMATIC
+from memspan.training.sizes import Tally
 from peers.side import VOCAB_SIZE, Side, Size
 from precisions import autocast, products_in
 
 READING = ("evaluate", "generate")
 WORKS = ("train", "attention", *READING)
-
-
-def own_precision(name: str, work: str) -> str:
-    """A library's precision without options: torch's default, and memspan's ``auto``, where
-    only training may be in bfloat16."""
-    if name != "memspan":
-        return "float32"
-    if AUTOMATIC.products == "bfloat16" and work not in READING:
-        return "bfloat16"
-    return {"highest": "float32", "medium": "medium"}[AUTOMATIC.matmul]
+SIDE = 512
+LARGE_PRODUCT = f"{SIDE} x {SIDE} product"
+LARGE_OPERATIONS = 2 * SIDE**3
 
 
 @contextlib.contextmanager
@@ -111,3 +104,20 @@ def full_after(size: Size) -> int:
 
 def tokens_per_call(size: Size, work: str) -> int:
     return size.generate_batch if work == "generate" else size.batch_size * size.segment_length
+
+
+def operations(call: Callable[[], object]) -> int:
+    """Multiplications and additions in the matrix products of ``call``, its backward pass included.
+
+    Counted are those that PyTorch is asked for; what a loop in C multiplies by itself is not.
+    """
+    with Tally() as counting:
+        call()
+    return counting.operations
+
+
+def large_product(precision: str) -> Callable[[], object]:
+    """A large product, for use with float32 products set to ``precision``."""
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    a, b = torch.randn(2, SIDE, SIDE).to(dtype)
+    return lambda: torch.mm(a, b)
