@@ -35,7 +35,7 @@ from memspan.devices import device_for
 from memspan.errors import MemspanError
 from memspan.ops.fast_weights.rules import delta_rule
 from memspan.precision import Precision
-from peers.plain_gpt import PlainGPT
+from peers.gpt import PlainGPT
 from peers.registry import ARCHITECTURES, SIZES, side_class
 from peers.side import Side
 from timing import interleaved, machine, ratio

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from peers.side import VOCAB_SIZE, Side, Size
+
 
 class Block(nn.Module):
     """``x + attention(norm(x))``, then ``x + feed_forward(norm(x))``."""
@@ -53,3 +55,20 @@ class GPT(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embedding(tokens) + self.positions.weight[: tokens.shape[1]]
         return F.linear(self.norm(self.blocks(x)), self.embedding.weight)
+
+
+class PlainGPT(Side):
+    """As a side, segments of the same length: what one costs without memory and relative positions."""
+
+    works = ("train", "evaluate")
+
+    def __init__(self, size: Size) -> None:
+        super().__init__(size)
+        widths = (size.n_layers, size.n_heads, size.d_model, size.d_ff)
+        self.model = GPT(VOCAB_SIZE, size.segment_length, *widths)
+
+    def forget(self, batch_size: int) -> None:
+        pass
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        return self.model(tokens)
