@@ -11,20 +11,17 @@ from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
+import agents
 import any_span
-import fast_weights_learning
-import feedback_learning
 import learning
 import long_streams
 import programs
 import recall
 import recall_pictures
 import retrieval
-import side_by_side
 import soak
-
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs"
+from page_tables import DOCS
+from timing import RESULTS
 
 
 def read(path: Path) -> Any:
@@ -33,16 +30,10 @@ def read(path: Path) -> Any:
 
 def main() -> None:
     any_span.plot()
-    for name, module in (
-        ("compressive-learning", side_by_side),
-        ("fast-weights-learning", fast_weights_learning),
-        ("feedback-learning", feedback_learning),
-    ):
-        image = RESULTS / f"{name}.png"
-        module.plot(read(image)["rows"], image)
-    image = RESULTS / "learning.png"
-    found = read(image)
-    learning.plot(found["curves"], list(found["parameters"].values()), image)
+    agents.picture()
+    for comparison in learning.COMPARISONS:
+        image = RESULTS / f"{comparison}-learning.png"
+        learning.plot(read(image)["rows"], image)
     image = RESULTS / "long-streams.png"
     found = read(image)
     long_streams.plot(found["streams"], found["drifts"], image)

@@ -19,8 +19,6 @@ class Table:
 
     file: str
     title: str
-    rows: str
-    """The file's list of rows."""
     columns: dict[str, str]
     """A row's field -> the column's head, with its unit."""
 
@@ -29,7 +27,6 @@ TABLES = (
     Table(
         "latest.json",
         "Speed and memory against other libraries",
-        "rows",
         {
             "architecture": "architecture",
             "work": "work",
@@ -48,7 +45,6 @@ TABLES = (
     Table(
         "gated-delta-net.json",
         "Gated DeltaNet beside layers of transformers",
-        "rows",
         {
             "work": "work",
             "size": "size",
@@ -65,7 +61,6 @@ TABLES = (
     Table(
         "no-compiler.json",
         "Without a C compiler",
-        "rows",
         {
             "architecture": "architecture",
             "work": "work",
@@ -81,7 +76,6 @@ TABLES = (
     Table(
         "memory-worth.json",
         "What memory is worth, on Tiny Shakespeare",
-        "runs",
         {
             "model": "model",
             "side": "side",
@@ -95,7 +89,6 @@ TABLES = (
     Table(
         "sliding.json",
         "Evaluation with memory against a sliding window",
-        "rows",
         {
             "attention_length": "attention length",
             "sliding_tokens_per_second": "window, tokens/s",
@@ -108,7 +101,6 @@ TABLES = (
     Table(
         "compressive-learning.json",
         "Transformer-XL and Compressive, side by side",
-        "rows",
         {
             "model": "model",
             "seed": "seed",
@@ -120,7 +112,6 @@ TABLES = (
     Table(
         "feedback-learning.json",
         "Transformer-XL and Feedback, side by side",
-        "rows",
         {
             "model": "model",
             "seed": "seed",
@@ -132,7 +123,6 @@ TABLES = (
     Table(
         "fast-weights-learning.json",
         "Rules of Fast Weights and Transformer-XL, side by side",
-        "rows",
         {
             "model": "model",
             "seed": "seed",
@@ -145,7 +135,6 @@ TABLES = (
     Table(
         "fast-weights-length.json",
         "Fast Weights: cost of a token by the text's length",
-        "rows",
         {
             "tokens": "tokens",
             "recompute": "recompute",
@@ -156,7 +145,6 @@ TABLES = (
     Table(
         "recompute.json",
         "Layers computed again in the backward pass",
-        "rows",
         {
             "architecture": "architecture",
             "tensors": "MB of tensors",
@@ -169,7 +157,6 @@ TABLES = (
     Table(
         "initialisation.json",
         "Initialisations",
-        "runs",
         {
             "model": "model",
             "rule": "rule",
@@ -183,7 +170,6 @@ TABLES = (
     Table(
         "matrix-products.json",
         "How much faster at most",
-        "rows",
         {
             "architecture": "architecture",
             "size": "size",
@@ -224,9 +210,9 @@ def _section(table: Table, root: Path) -> list[str]:
 
 
 def _rows(results: dict[str, Any], table: Table) -> list[dict[str, Any]]:
-    rows = results.get(table.rows)
+    rows = results.get("rows")
     if "machine" not in results or not isinstance(rows, list):
-        raise _of_another_form(table, f"has no machine and {table.rows}")
+        raise _of_another_form(table, "has no machine and rows")
     for name in table.columns:
         # A row measured without a peer has none of its columns.
         if not any(name in row for row in rows):
