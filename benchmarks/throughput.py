@@ -24,7 +24,7 @@ from rich.table import Table
 from torch import Tensor
 
 import timing
-from peak_memory import peak_megabytes
+from peak_memory import MIB, peak_of
 from peers.registry import ARCHITECTURES, SIZES, side_class
 from peers.side import Side, Size
 from precisions import PRECISIONS, processor
@@ -85,6 +85,19 @@ def check(ours: Side, theirs: Side, size: Size) -> float:
     return worst
 
 
+def trained(architecture: str, name: str, size: str, precision: str) -> Callable[[], None]:
+    """A few steps of a side, whose peak is taken."""
+    side = side_class(architecture, name)(SIZES[architecture][size])
+
+    def steps() -> None:
+        with at(precision, "train"):
+            call = prepared(side, "train", precision)
+            for _ in range(3):
+                call()
+
+    return steps
+
+
 def measure(
     architecture: str,
     size_name: str,
@@ -128,7 +141,7 @@ def measure(
         peaks: dict[Key, float] = {}
         multiplied = 0
         if work == "train":
-            peaks = {key: peak_megabytes(architecture, key[0], size_name, key[1]) for key in calls}
+            peaks = {k: peak_of(trained, architecture, k[0], size_name, k[1]) / MIB for k in calls}
             multiplied = operations(calls["memspan", precisions[0]])
             calls |= {(LARGE_PRODUCT, p): large_product(p) for p in precisions}
         times = interleaved(calls, rounds, within=lambda key, work=work: at(key[1], work))

@@ -113,7 +113,7 @@ def test_a_measurement_from_end_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setitem(registry.SIZES["transformer-xl"], "S", replace(small, batch_size=1))
     monkeypatch.setattr(throughput, "interleaved", partial(timing.interleaved, seconds=1e-4))
-    monkeypatch.setattr(throughput, "peak_megabytes", lambda *_: 1.0)
+    monkeypatch.setattr(throughput, "peak_of", lambda *_: 2**20)
     # Of all that the test process holds: seconds in every round.
     monkeypatch.setattr(timing.gc, "collect", lambda: 0)
     rows = throughput.measure(
