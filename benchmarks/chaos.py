@@ -36,11 +36,9 @@ from typing import Any
 import torch._dynamo  # noqa: F401 Making an optimiser imports it: here once, not in every process.
 
 import timing
-from faults.runs import ARCHITECTURES, BY_TWO, Failure, make_reference
+from faults.runs import ARCHITECTURES, Failure, make_reference
 from faults.trials import (
-    LAUNCHER,
     NEED_MOUNTS,
-    ONE_OF_TWO,
     Trial,
     count_operations,
     kinds,
@@ -54,12 +52,11 @@ Plan = list[tuple[dict[str, Any], Callable[[Trial], str]]]
 
 def plan(seed: int, operations: int, mounts: bool, only: list[str]) -> Plan:
     draw = random.Random(seed)
-    names, two = itertools.cycle(ARCHITECTURES), itertools.cycle(BY_TWO)
+    names = itertools.cycle(ARCHITECTURES)
     trials: Plan = []
     for kind, detail, test, times in kinds(operations):
         for _ in range(times):
-            architecture = next(two if kind in (ONE_OF_TWO, LAUNCHER) else names)
-            about = {"kind": kind, "detail": detail, "architecture": architecture}
+            about = {"kind": kind, "detail": detail, "architecture": next(names)}
             about["seed"] = draw.randrange(1 << 30)
             chosen = not only or any(text in kind for text in only)
             if chosen and (mounts or kind not in NEED_MOUNTS):

@@ -12,7 +12,6 @@ The status is 1 if a test failed, too.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -31,6 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import timing
 from memspan.devices import device_for
 from memspan.errors import MemspanError
 from memspan.ops.fast_weights.rules import delta_rule
@@ -181,16 +181,13 @@ def described(device: torch.device) -> Row:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = timing.parser(__doc__, rounds=7)
     parser.add_argument("--device", default="cuda", help="cuda, cuda:1, mps, cpu (default: cuda)")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
     parser.add_argument("--only", metavar="EXPRESSION", help="tests that match, as pytest's -k")
     parser.add_argument(
         "--architectures", nargs="+", choices=ARCHITECTURES, default=list(ARCHITECTURES)
     )
-    parser.add_argument("--rounds", type=int, default=7, help="of each ratio (default: 7)")
     parser.add_argument("--json", type=Path, metavar="PATH", help="where the results go")
     options = parser.parse_args(arguments)
     try:

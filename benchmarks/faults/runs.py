@@ -1,5 +1,5 @@
-"""The runs that faults are applied to, in processes of their own: how they are trained, and how they
-continue. Processes are forks of this one, which has already imported torch, or new ones."""
+"""The runs that faults are applied to, in forks of this process, which has already imported torch: how
+they are trained, and how they continue."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import os
 import random
 import re
 import signal
-import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,6 @@ from memspan.training.updates import Updater
 
 LIMIT = 300
 """Seconds after which a process counts as hanging."""
-MARK = "MEMSPAN_CHAOS"
-"""Environment variable that marks the processes of one start."""
 STEPS, SAVE_EVERY, STOPPED_AT = 60, 7, 38
 MIDDLE = 4 * SAVE_EVERY
 """A save that also publishes the best weights and drops an old checkpoint."""
@@ -40,10 +37,7 @@ ARCHITECTURES = {
 }
 TEXT = "../text.txt"
 """One for all trials: its absolute path is in every run's options, which are compared."""
-BY_TWO = ("transformer-xl", "fast-weights")
-"""Architectures trained by two processes, which take longer to start than to train."""
 RESUME = ["train", "--resume", "run"]
-TWO = ["--nproc", "2"]
 EVALUATE = ["evaluate", "run", "--json", "--tokens", "600", "--segment-length", "16"]
 GENERATE = ["generate", "run", "--tokens", "60", "--seed", "3", "--memory", "read.memory"]
 
@@ -158,31 +152,6 @@ class Place:
     def run(self, arguments: list[str], hook: Callable[[], None] = nothing) -> Done:
         return self.start(arguments, hook).wait()
 
-    @contextlib.contextmanager
-    def new_process(self, arguments: list[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
-        """A new `memspan` and the mark of the processes it starts, which are all killed at the end."""
-        mark = f"{self.home}/{next(numbers)}"
-        own = {"MEMSPAN_CACHE": str(self.home / "cache"), "OMP_NUM_THREADS": "1", MARK: mark}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "memspan", *arguments],
-            cwd=self.home,
-            env=os.environ | own,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            yield process, mark
-        finally:
-            for pid in started_by(mark):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            process.communicate()
-
-    def run_new(self, arguments: list[str]) -> Done:
-        with self.new_process(arguments) as (process, _):
-            return ended(process)
-
     def steps(self) -> list[int]:
         """Those of its checkpoints."""
         return sorted(int(p.name[5:]) for p in self.folder.glob("checkpoints/step-*"))
@@ -227,16 +196,14 @@ class Place:
         if names:
             raise Failure(f"differs: {', '.join(sorted(names))}")
 
-    def finish(self, expected: dict[str, Any], newest: int = 0, two: bool = False) -> None:
+    def finish(self, expected: dict[str, Any], newest: int = 0) -> None:
         """Continue as a user would until the run is done, then compare.
 
         Args:
             expected: the outcome.
             newest: the step of the last checkpoint before the fault, which must not be lost.
-            two: with two processes, which are not forks of this one.
         """
-        execute, more = (self.run_new, TWO) if two else (self.run, [])
-        done = execute([*RESUME, *more])
+        done = self.run(RESUME)
         if found := re.search(r"resuming run at step ([\d,]+)", done.out):
             resumed = int(found[1].replace(",", ""))
             if resumed < newest:
@@ -244,7 +211,7 @@ class Place:
         if done.code != 0 and "is finished" not in done.refused:
             begin = ("no checkpoint yet", "no run at", "no config.toml")
             done.must(not newest and any(line in done.refused for line in begin))
-            done = execute([*self.training(), *more])
+            done = self.run(self.training())
             done.must(done.code == 0)
         self.must_be(expected)
 
@@ -265,30 +232,6 @@ def stop_at(step: int) -> Callable[[], None]:
     return hook
 
 
-def started_by(mark: str) -> dict[int, dict[str, str]]:
-    """The living processes that a `memspan` has started, and its own, with their environments.
-
-    The launcher puts each into its own session, so they are identified by what they inherit.
-    """
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            with contextlib.suppress(OSError):
-                content = (entry / "environ").read_bytes().decode(errors="replace")
-                values = dict(v.split("=", 1) for v in content.split("\0") if "=" in v)
-                if values.get(MARK) == mark:
-                    found[int(entry.name)] = values
-    return found
-
-
-def ended(process: subprocess.Popen[str], seconds: float = LIMIT) -> Done:
-    try:
-        out, err = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        return Done(-1, "", f"hangs: not done after {seconds} s")
-    return Done(process.returncode, out, err)
-
-
 @dataclass(frozen=True)
 class Reference:
     """An undisturbed run of one architecture."""
@@ -301,8 +244,6 @@ class Reference:
     result: dict[str, Any]
     scores: str
     text: str
-    of_two: dict[str, Any]
-    """The result of two processes, where that is tried."""
 
 
 def scores_of(done: Done) -> str:
@@ -342,11 +283,7 @@ def make_reference(
     trained(place.training())
     seconds = time.monotonic() - begin
     n_bytes = sum(p.stat().st_size for p in place.folder.rglob("*") if p.is_file())
-    whole, of_two = result(), {}
-    if architecture in BY_TWO:
-        done = place.run_new([*place.training(), *TWO])
-        done.must(done.code == 0)
-        of_two = result()
+    whole = result()
     counted = place.home / "operations"
     trained(place.training(), count_operations(os.open(counted, os.O_WRONLY | os.O_CREAT, 0o644)))
     result()
@@ -356,4 +293,4 @@ def make_reference(
     trained(["generate", "run", "--tokens", "20", "--seed", "1", "--save-memory", "read.memory"])
     text = trained(GENERATE).out
     operations = counted.stat().st_size
-    return Reference(place.home, seconds, operations, n_bytes, whole, scores, text, of_two)
+    return Reference(place.home, seconds, operations, n_bytes, whole, scores, text)

@@ -22,18 +22,14 @@ from typing import Any
 from faults.runs import (
     EVALUATE,
     GENERATE,
-    LIMIT,
     MIDDLE,
     RESUME,
     SAVE_EVERY,
     STEPS,
-    TWO,
     Failure,
     Place,
     Reference,
-    ended,
     scores_of,
-    started_by,
 )
 from memspan.training.checkpointer import Checkpointer
 
@@ -323,36 +319,6 @@ def started_together(trial: Trial) -> str:
     return "refused"
 
 
-def kill_of_two(which: str) -> Callable[[Trial], str]:
-    """SIGKILL to one of two processes, or to their launcher. No process may be left."""
-
-    def test(trial: Trial) -> str:
-        trial.prepare()
-        with trial.new_process([*trial.training(), *TWO]) as (process, mark):
-            end, wanted = time.monotonic() + LIMIT, trial.draw.randrange(1, 4)
-            while len(trial.steps()) < min(wanted, 2) and time.monotonic() < end:
-                time.sleep(0.01)
-            time.sleep(trial.draw.uniform(0, 0.4))
-            newest = trial.newest()
-            ranks = [pid for pid, values in started_by(mark).items() if "RANK" in values]
-            if len(ranks) < 2:
-                raise Failure(f"{len(ranks)} processes at work: {ended(process, 1)}")
-            victim = process.pid if which == "launcher" else trial.draw.choice(sorted(ranks))
-            os.kill(victim, signal.SIGKILL)
-            done = ended(process)
-            one_line = done.code != 0 and len(done.err.strip().splitlines()) == 1
-            done.must(which == "launcher" or one_line)
-            end = time.monotonic() + 90
-            while left := started_by(mark):
-                if time.monotonic() > end:
-                    raise Failure(f"{len(left)} processes are left after 90 s")
-                time.sleep(0.1)
-        trial.finish(trial.reference.of_two, newest, two=True)
-        return "survived"
-
-    return test
-
-
 FILES = (
     "run/config.toml", "run/tokenizer.json", "run/model.safetensors", "run/metrics.jsonl",
     "run/checkpoints/step-00000028/model.safetensors",
@@ -363,7 +329,6 @@ FILES = (
     "cache/tokens/*/train.bin", "cache/tokens/*/train.json", "cache/tokens/*/validation.bin",
     "cache/tokens/*/validation.json", "cache/tokens/*/tokenizer.json",
 )  # fmt: skip
-ONE_OF_TWO, LAUNCHER = "SIGKILL of one of two processes", "SIGKILL of the launcher of two"
 
 
 def kinds(operations: int) -> list[tuple[str, str, Callable[[Trial], str], int]]:
@@ -382,8 +347,6 @@ def kinds(operations: int) -> list[tuple[str, str, Callable[[Trial], str], int]]
         *(("tail cut", file, damaged(file, "cut"), 2) for file in FILES),
         ("second trainer", "", second_trainer, 6),
         ("two started together", "", started_together, 6),
-        (ONE_OF_TWO, "", kill_of_two("rank"), 6),
-        (LAUNCHER, "", kill_of_two("launcher"), 4),
     ]
 
 

@@ -167,17 +167,6 @@ TABLES = (
             "cpu_seconds": "CPU seconds",
         },
     ),
-    Table(
-        "matrix-products.json",
-        "How much faster at most",
-        {
-            "architecture": "architecture",
-            "size": "size",
-            "share": "share of products",
-            "ratio": "times as fast",
-            "at_most": "at most",
-        },
-    ),
 )
 
 
