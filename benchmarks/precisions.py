@@ -69,6 +69,6 @@ def products_in(precision: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def autocast(precision: str) -> torch.autocast:
+def autocast(precision: str, device: str = "cpu") -> torch.autocast:
     """For a forward pass. Backward runs outside, in the precisions that forward chose."""
-    return torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16")
+    return torch.autocast(device, torch.bfloat16, enabled=precision == "bfloat16")

@@ -26,10 +26,12 @@ def at(precision: str, work: str) -> Iterator[None]:
         yield
 
 
-def segments(size: Size, batch: int, length: int) -> Callable[[], tuple[Tensor, Tensor]]:
+def segments(
+    size: Size, batch: int, length: int, device: str = "cpu"
+) -> Callable[[], tuple[Tensor, Tensor]]:
     """Segments of one random text, repeated: inputs and targets ``[B, T]``."""
     generator = torch.Generator().manual_seed(1)
-    text = torch.randint(VOCAB_SIZE, (batch, 16 * length + 1), generator=generator)
+    text = torch.randint(VOCAB_SIZE, (batch, 16 * length + 1), generator=generator).to(device)
     at = -1
 
     def following() -> tuple[Tensor, Tensor]:
@@ -43,17 +45,23 @@ def segments(size: Size, batch: int, length: int) -> Callable[[], tuple[Tensor, 
     return following
 
 
-def prepared(side: Side, work: str, precision: str = "float32") -> Callable[[], object]:
-    """One call of the work, with full memory. For use within :func:`at`, like this function."""
+def prepared(
+    side: Side, work: str, precision: str = "float32", device: str = "cpu"
+) -> Callable[[], object]:
+    """One call of the work, with full memory. For use within :func:`at`, like this function.
+
+    ``device``: where it trains; other work is done on the CPU.
+    """
     size = side.size
+    side.model.to(device)
     if work == "train":
         side.model.train()
         side.forget(size.batch_size)
         optimizer = side.optimizer()
-        text = segments(size, size.batch_size, size.segment_length)
+        text = segments(size, size.batch_size, size.segment_length, device)
 
         def call() -> None:
-            with autocast(precision):
+            with autocast(precision, torch.device(device).type):
                 loss = side.loss(*text())
             loss.backward()
             optimizer.step()
