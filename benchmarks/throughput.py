@@ -24,14 +24,15 @@ from rich.table import Table
 from torch import Tensor
 
 import timing
+from memspan.precision import multiplies_bfloat16
 from peak_memory import MIB, peak_of
 from peers.registry import ARCHITECTURES, SIZES, side_class
 from peers.side import Side, Size
-from precisions import PRECISIONS, processor
 from timing import interleaved, ratio, write
 from works import (
     LARGE_OPERATIONS,
     LARGE_PRODUCT,
+    PRECISIONS,
     WORKS,
     at,
     large_product,
@@ -229,7 +230,6 @@ def table(rows: list[Row]) -> Table:
 
 
 def main() -> None:
-    here = processor()
     peers = {n for sides in ARCHITECTURES.values() for n in sides} - {"memspan"}
     sizes = dict.fromkeys(name for own in SIZES.values() for name in own)
     chosen = {
@@ -248,18 +248,12 @@ def main() -> None:
         "--precision",
         nargs="+",
         choices=PRECISIONS,
-        default=list(here.precisions),
-        help="default: those that this processor has use for",
+        default=list(PRECISIONS if multiplies_bfloat16() else PRECISIONS[:1]),
+        help="default: those that are fast on this processor",
     )
     options = parser.parse_args()
     torch.set_num_threads(1)
     console = Console()
-    if set(options.precision) - set(here.precisions):
-        console.print(
-            "warning: PyTorch has no fast bfloat16 products for this processor: medium changes "
-            "nothing, and bfloat16 is many times slower than float32",
-            style="yellow",
-        )
     rows: list[Row] = []
     for architecture in options.architectures:
         listed = [p for p in ARCHITECTURES[architecture] if p in options.peers]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from memspan.training.sizes import Tally
 from peers.side import VOCAB_SIZE, Side, Size
-from precisions import autocast, products_in
 
+PRECISIONS = ("float32", "bfloat16")
+"""torch's default, and autocast: each applied to every library in the same way, from outside."""
 READING = ("evaluate", "generate")
 WORKS = ("train", "attention", *READING)
 SIDE = 512
@@ -19,11 +19,14 @@ LARGE_PRODUCT = f"{SIDE} x {SIDE} product"
 LARGE_OPERATIONS = 2 * SIDE**3
 
 
-@contextlib.contextmanager
-def at(precision: str, work: str) -> Iterator[None]:
+def autocast(precision: str, device: str = "cpu") -> torch.autocast:
+    """For a forward pass. Backward runs outside, in the precisions that forward chose."""
+    return torch.autocast(device, torch.bfloat16, enabled=precision == "bfloat16")
+
+
+def at(precision: str, work: str) -> torch.autocast:
     """Around many calls of one work. Training enters autocast in each, since it caches weights."""
-    with products_in(precision), autocast(precision if work in READING else "float32"):
-        yield
+    return autocast(precision if work in READING else "float32")
 
 
 def segments(
@@ -125,7 +128,7 @@ def operations(call: Callable[[], object]) -> int:
 
 
 def large_product(precision: str) -> Callable[[], object]:
-    """A large product, for use with float32 products set to ``precision``."""
+    """A call of a large product."""
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
     a, b = torch.randn(2, SIDE, SIDE).to(dtype)
     return lambda: torch.mm(a, b)
