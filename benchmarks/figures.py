@@ -25,6 +25,7 @@ from torch import Tensor
 import memspan
 import timing
 from inside import gated_rule
+from trainings import rows_in
 
 FORM = 2
 """Of the files; docs/docsite/figures.py has the same number."""
@@ -251,7 +252,7 @@ def overlap() -> dict[str, Any]:
 
 def span() -> dict[str, Any]:
     """Measured curves, the mean of the seeds, and the sizes they were measured with."""
-    rows = json.loads((DOCS / "recall" / "recall.json").read_text(encoding="utf-8"))
+    rows = rows_in(DOCS / "recall" / "recall.json")
     seeds = defaultdict(list)
     for row in rows:
         if row["panel"] == "time" and row["model"] in CURVES:

@@ -1,4 +1,5 @@
-"""Draw every plot of the documentation anew, from its stored results; nothing is measured.
+"""Draw the plots of the documentation anew, from stored results; nothing is measured. Those of agents:
+agents.py --pictures.
 
 python benchmarks/redraw.py
 """
@@ -11,17 +12,16 @@ from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
-import agents
 import any_span
 import learning
 import long_streams
 import programs
-import recall
 import recall_pictures
 import retrieval
 import soak
 from page_tables import DOCS
 from timing import RESULTS
+from trainings import rows_in
 
 
 def read(path: Path) -> Any:
@@ -30,7 +30,6 @@ def read(path: Path) -> Any:
 
 def main() -> None:
     any_span.plot()
-    agents.picture()
     for comparison in learning.COMPARISONS:
         image = RESULTS / f"{comparison}-learning.png"
         learning.plot(read(image)["rows"], image)
@@ -48,7 +47,7 @@ def main() -> None:
         sizes = found["options"]["width"], found["options"]["favor_features"]
         retrieval.plot(found["rows"], setting, *sizes, image)
     folder = DOCS / "recall"
-    recall_pictures.pictures(recall.rows_in(folder / "recall.json"), folder)
+    recall_pictures.pictures(rows_in(folder / "recall.json"), folder)
 
 
 if __name__ == "__main__":

@@ -45,10 +45,11 @@ def keep(row: Row, path: Path) -> None:
     """Add a row to the file, which names the machine of the first; rows name their own."""
     # Read again: another process may have added its own.
     found = json.loads(path.read_text()) if path.is_file() else {"rows": [], "machine": machine()}
-    found["rows"].append(row | {"machine": machine()})
+    rows = ",\n".join(map(json.dumps, [*found["rows"], row | {"machine": machine()}]))
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(found, indent=1) + "\n")
+    first = json.dumps(found.get("machine", machine()))
+    partial.write_text(f'{{"rows": [\n{rows}\n],\n"machine": {first}}}\n')
     os.replace(partial, path)
 
 

@@ -110,7 +110,7 @@ def quality(model: str) -> str:
 
 def recalled(model: str, distance: int) -> str:
     """Right answers, in %, to questions about something so many tokens back, to half an octave."""
-    rows = json.loads((page_tables.DOCS / "recall" / "recall.json").read_text())
+    rows = trainings.rows_in(page_tables.DOCS / "recall" / "recall.json")
     rows = [r for r in rows if r["panel"] == "time" and r["model"] == NAMES[model][1]]
     if not rows:
         return "not measured"

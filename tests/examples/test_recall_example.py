@@ -46,7 +46,6 @@ def test_a_run(live: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recall.time, "process_time", iter(range(100)).__next__)
     job = {"panel": "time", "model": "feedback", "seed": 1, "rate": 2e-3, "seconds": 3}
     row = recall.train(job)
-    assert row.items() >= job.items()
     assert row["tokens"] == 3 * 4 * recall.SEGMENT
     at, accuracies = zip(*row["curve"], strict=True)
     # By the number of live keys where that varies, else by half octaves.
