@@ -34,7 +34,6 @@ layers of width 128.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -61,6 +60,7 @@ from memspan.models.registry import MODELS
 from memspan.training.sizes import Tally
 from peak_memory import peak_of
 from peers.gpt import GPT
+from sides import its_own
 from timing import interleaved, ratio
 
 Row = dict[str, Any]
@@ -75,10 +75,8 @@ def rounded(found: timing.Ratio, digits: int) -> Row:
 def checkpointed(architecture: str, recompute: bool) -> Callable[[], None]:
     torch.manual_seed(0)
     kind = MODELS[architecture]
-    names = {field.name for field in dataclasses.fields(kind)}
-    sizes = SMALL | {"n_layers": 8, "memory_length": 256}
-    given = {name: value for name, value in sizes.items() if name in names}
-    model = LanguageModel(256, kind(**given, dropout=0.1)).train()
+    sizes = its_own(kind, SMALL | {"n_layers": 8, "memory_length": 256})
+    model = LanguageModel(256, kind(**sizes, dropout=0.1)).train()
     model.recompute = recompute
     tokens = torch.randint(256, (8, 256))
     with torch.no_grad():

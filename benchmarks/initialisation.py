@@ -38,7 +38,7 @@ from memspan.models.registry import MODELS
 from memspan.runs.options import RunConfig
 from shakespeare import add_text
 from shakespeare import preset as published
-from sides import Side, shortened
+from sides import Side, its_own, shortened
 
 SHAPES = ((64, 4), (256, 4), (512, 4), (128, 2), (128, 12))
 """Widths and depths for `look`."""
@@ -64,22 +64,17 @@ def preset(name: str, rule: str, size: str = "preset") -> RunConfig[Any]:
     config = published(name)
     times = 2 if size == "large" else 1
     widths = {n: times * getattr(config.model, n, 0) for n in ("d_model", "n_heads", "d_ff")}
-    model = resized(dataclasses.replace(config.model, initialisation=factors(rule)[0]), **widths)
+    sizes = its_own(config.model, widths) | {"initialisation": factors(rule)[0]}
+    model = dataclasses.replace(config.model, **sizes)
     model = model.for_segments(config.train.segment_length)
     return dataclasses.replace(config, model=model)
-
-
-def resized(model: Any, **sizes: int) -> Any:
-    """The options with these sizes, as far as they have them: an LSTM has no heads."""
-    known = {field.name for field in dataclasses.fields(model)}
-    return dataclasses.replace(model, **{n: size for n, size in sizes.items() if n in known})
 
 
 def look(name: str, rule: str, width: int, depth: int, text: Tensor) -> str:
     """A line of statistics before and after eight updates."""
     config = preset(name, rule)
-    heads = width // 32
-    model = resized(config.model, d_model=width, n_layers=depth, n_heads=heads, d_ff=4 * width)
+    sizes = {"d_model": width, "n_layers": depth, "n_heads": width // 32, "d_ff": 4 * width}
+    model = dataclasses.replace(config.model, **its_own(config.model, sizes))
     torch.manual_seed(1)
     with changed(rule):
         net = LanguageModel(256, model)

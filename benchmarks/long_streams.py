@@ -28,6 +28,7 @@ from memspan.models import LanguageModel
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.registry import MODELS
 from peak_memory import MIB, growth, resident
+from sides import its_own
 
 SIZE = {"n_layers": 2, "d_model": 64, "n_heads": 4, "d_ff": 256}
 SEGMENT, SAMPLES = 256, 100
@@ -49,7 +50,7 @@ def read(architecture: str, n_tokens: int) -> list[tuple[int, int, int, float]]:
     torch.set_num_threads(1)
     torch.manual_seed(1)
     tokens = text()
-    model = LanguageModel(256, MODELS[architecture](**SIZE)).eval()
+    model = LanguageModel(256, MODELS[architecture](**its_own(MODELS[architecture], SIZE))).eval()
     reader = model.reader()
     every = max(n_tokens // SAMPLES // SEGMENT, 1)
     points = []
