@@ -78,9 +78,8 @@ bench: ## measure speed and memory against peers, in an environment of its own
 	PYTHON=$(PYTHON) sh benchmarks/environment.sh
 	.bench-venv/bin/python benchmarks/throughput.py $(ARGS)
 
-bench-learning: ## measure learning on Tiny Shakespeare against a plain GPT
-	PYTHON=$(PYTHON) sh benchmarks/environment.sh
-	.bench-venv/bin/python benchmarks/learning.py $(ARGS)
+bench-learning: .venv ## measure learning on Tiny Shakespeare against a plain GPT
+	$(BIN)/python benchmarks/memory_worth.py --models gpt transformer-xl --sides carried $(ARGS)
 
 gpu: .venv ## run laws, golden tests and benchmarks on a GPU; where there is none, say so and fail
 	$(BIN)/python benchmarks/gpu.py $(ARGS)

@@ -13,11 +13,8 @@ Runs that are in results/agents.json are not repeated.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
-import json
-import multiprocessing
 import sys
 from pathlib import Path
 from statistics import mean
@@ -26,12 +23,13 @@ from typing import Any
 import torch
 
 import plots
+import timing
+from trainings import make, rows_in
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
 import ppo
 
-RESULTS = Path(__file__).resolve().parent / "results"
-FILE = RESULTS / "agents.json"
+FILE = timing.RESULTS / "agents.json"
 MODELS = {
     "transformer-xl": plots.look("transformer-xl"),
     "gated-transformer-xl": plots.look("transformer-xl", 2),
@@ -59,8 +57,7 @@ def width_of(memory: str) -> int:
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """Train, and return the job with returns over steps and CPU seconds, at twenty places."""
-    torch.set_num_threads(1)
+    """Train: returns over steps and CPU seconds, at twenty places."""
     width = width_of(job["memory"])
     options = dataclasses.replace(ppo.Options(steps=STEPS, width=width), **job)
     rows = list(ppo.train(options))
@@ -68,37 +65,12 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     last = mean(row["return"] for row in rows[-len(rows) // 4 :])
     parameters = n_parameters(job["memory"], width)
     curve = [[row["steps"], row["cpu_seconds"], row["return"]] for row in kept]
-    return job | {"parameters": parameters, "width": width, "last": round(last, 4), "curve": curve}
-
-
-def rows_in() -> list[dict[str, Any]]:
-    return json.loads(FILE.read_text()) if FILE.exists() else []
-
-
-def do(jobs: list[dict[str, Any]], workers: int) -> None:
-    """Those that are not in the file; each is added to it."""
-    done = [{key: row[key] for key in jobs[0]} for row in rows_in()]
-    with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        for row in pool.imap_unordered(run, [job for job in jobs if job not in done]):
-            seconds = row["curve"][-1][1]
-            print(
-                f"{row['environment']:<10}{row['memory']:<22}seed {row['seed']}  rate "
-                f"{row['learning_rate']:g}  {seconds:4.0f} s  return {row['last']:.3f}",
-                flush=True,
-            )
-            lines = sorted(map(json.dumps, [*rows_in(), row]))
-            FILE.write_text("[\n" + ",\n".join(lines) + "\n]\n")
-
-
-def best_rate(environment: str, memory: str) -> float:
-    tried = [r for r in rows_in() if (r["environment"], r["memory"]) == (environment, memory)]
-    best = max((row for row in tried if row["seed"] == 0), key=lambda row: row["last"])
-    return float(best["learning_rate"])
+    return {"parameters": parameters, "width": width, "last": round(last, 4), "curve": curve}
 
 
 def picture() -> None:
     """Return against steps and against time, mean and range over seeds."""
-    rows = [row for row in rows_in() if row["seed"]]
+    rows = [row for row in rows_in(FILE) if row["seed"]]
     figure, axes = plots.panels(4, 2.2)
     pairs = zip(axes[::2], axes[1::2], ENVIRONMENTS.items(), strict=True)
     for by_steps, by_seconds, (environment, title) in pairs:
@@ -118,13 +90,11 @@ def picture() -> None:
         by_seconds.set(xlabel="CPU seconds", ylabel="return")
     # A model may be in one environment alone.
     plots.name_lines(figure, axes[2])
-    plots.save(figure, RESULTS / "agents.png")
+    plots.save(figure, FILE.with_suffix(".png"))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = timing.parser(__doc__)
     parser.add_argument("--environments", nargs="+", choices=ENVIRONMENTS, default=[*ENVIRONMENTS])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--workers", type=int, default=2, help="runs at once, a core each")
@@ -133,9 +103,11 @@ def main() -> None:
     pairs = [(e, m) for m in options.models for e in options.environments]
     for environment, memory in [] if options.pictures else pairs:
         job = {"environment": environment, "memory": memory}
-        do([job | {"seed": 0, "learning_rate": rate} for rate in RATES], options.workers)
-        rate = best_rate(environment, memory)
-        do([job | {"seed": seed, "learning_rate": rate} for seed in SEEDS], options.workers)
+        trials = [job | {"seed": 0, "learning_rate": rate} for rate in RATES]
+        rows = make(trials, run, FILE, options.workers)
+        tried = [row for row in rows if not row["seed"] and job.items() <= row.items()]
+        job["learning_rate"] = max(tried, key=lambda row: row["last"])["learning_rate"]
+        make([job | {"seed": seed} for seed in SEEDS], run, FILE, options.workers)
     picture()
 
 

@@ -11,32 +11,26 @@ with, after the longest history.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 import memspan
+import page_tables
 import plots
 from memspan.measurement.measure import Measurement
 from memspan.runs.folder import SHIPPED
 from shakespeare import add_text, parts
-from timing import write
+from timing import RESULTS, write
+from timing import parser as parser_of
 
-if TYPE_CHECKING:
-    pass
-
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
-PAGE = ROOT / "docs" / "any-span.md"
-BEGIN, END = "<!-- benchmarks/any_span.py writes from here -->\n", "<!-- to here -->\n"
+PAGE = page_tables.DOCS / "any-span.md"
 TEXT, LONGEST, BUDGET = "tiny-shakespeare-held-out", 1024, 60.0
 LENGTH, ROWS, LEARNING_RATE, WARMUP = 256, 4, 3e-3, 100
 """Bytes of a row and rows of an update; the windows of the models that have one are as long."""
@@ -58,62 +52,32 @@ ATTENTION: dict[str, Any] = {
 }
 
 
-def gpt2() -> Any:
-    import transformers
-
-    dropouts = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    sizes = {"n_layer": 4, "n_embd": 80, "n_head": 4, "n_positions": LENGTH}
-    return transformers.GPT2Config(**SHARED, **sizes, **dropouts)
-
-
-def llama() -> Any:
-    import transformers
-
-    return transformers.LlamaConfig(**ATTENTION, intermediate_size=216)
-
-
-def mamba2() -> Any:
-    """Heads and chunks in sizes that its reference implementation, which CPUs use, is fast at."""
-    import transformers
-
-    return transformers.Mamba2Config(
-        **SHARED,
-        hidden_size=104,
-        num_hidden_layers=4,
-        num_heads=4,
-        head_dim=52,
-        state_size=32,
-        n_groups=1,
-        chunk_size=16,
-        tie_word_embeddings=True,
-    )
-
-
-def qwen3_next() -> Any:
-    """Three layers of the gated delta rule and one of attention, without experts."""
-    import transformers
-
-    return transformers.Qwen3NextConfig(
-        **ATTENTION,
-        intermediate_size=200,
-        num_key_value_heads=2,
-        head_dim=20,
-        linear_key_head_dim=20,
-        linear_value_head_dim=20,
-        linear_num_key_heads=2,
-        linear_num_value_heads=4,
-        num_experts=0,
-        mlp_only_layers=[0, 1, 2, 3],
-    )
-
-
-MODELS: dict[str, tuple[Callable[[], Any], int]] = {
-    "gpt2": (gpt2, 2300),
-    "llama": (llama, 2600),
-    "mamba2": (mamba2, 1300),
-    "qwen3_next": (qwen3_next, 1200),
+MODELS: dict[str, tuple[int, dict[str, Any]]] = {
+    "gpt2": (
+        2300,
+        SHARED
+        | {"n_layer": 4, "n_embd": 80, "n_head": 4, "n_positions": LENGTH}
+        | dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+    ),
+    "llama": (2600, ATTENTION | {"intermediate_size": 216}),
+    # Heads and chunks in sizes that its reference implementation, which CPUs use, is fast at.
+    "mamba2": (
+        1300,
+        SHARED
+        | {"hidden_size": 104, "num_hidden_layers": 4, "num_heads": 4, "head_dim": 52}
+        | {"state_size": 32, "n_groups": 1, "chunk_size": 16, "tie_word_embeddings": True},
+    ),
+    # Three layers of the gated delta rule and one of attention, without experts.
+    "qwen3_next": (
+        1200,
+        ATTENTION
+        | {"intermediate_size": 200, "num_key_value_heads": 2, "head_dim": 20}
+        | {"linear_key_head_dim": 20, "linear_value_head_dim": 20}
+        | {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+        | {"num_experts": 0, "mlp_only_layers": [0, 1, 2, 3]},
+    ),
 }
-"""Each model's config, and the updates that take about three CPU minutes."""
+"""Of each type of model the updates that take about three CPU minutes, and its options."""
 LOOKS: dict[str, tuple[str, int]] = {
     "shakespeare": ("transformer-xl", 0),
     "shakespeare-compressive": ("compressive", 0),
@@ -132,9 +96,10 @@ def train(name: str, text: Path, folder: Path) -> None:
     """Train a model from rows at random places of the text, and save it."""
     import transformers
 
-    config, steps = MODELS[name]
+    steps, options = MODELS[name]
+    config = transformers.AutoConfig.for_model(name, **options)
     torch.manual_seed(0)
-    model: nn.Module = transformers.AutoModelForCausalLM.from_config(config())
+    model: nn.Module = transformers.AutoModelForCausalLM.from_config(config)
     tokens = torch.from_numpy(parts(text)[0].copy()).long()
     matrices = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() <= 1]
@@ -202,36 +167,35 @@ def rows(measurements: list[Measurement]) -> list[dict[str, Any]]:
 def table() -> str:
     """The page's table."""
     results = json.loads((RESULTS / "any-span.json").read_text())
-    lines = [
-        "| model | parameters | trained on | span, tokens | blocks | bits per byte | bytes of state "
-        "| per token of span | tokens per KiB |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    head = (
+        "model | parameters | trained on | span, tokens | blocks | bits per byte | bytes of state"
+    )
+    lines = [f"{head} | per token of span | tokens per KiB".split(" | ")]
     for row in results["rows"]:
         span, low, high = row["span"]
         trained = row["trained"].get("bytes", 0)
-        cells = [
-            row["model"],
-            f"{row['parameters']:,}",
-            f"{trained / 1e6:.1f} MB" if trained else "",
-            f"{'at least ' * row['beyond']}{span:,} [{low:,}, {high:,}]",
-            f"{row['blocks']}",
-            f"{row['bits_per_byte'][str(LONGEST)]:.3f}",
-            f"{row['state_bytes']:,}",
-            f"{row['state_bytes'] / span:,.0f}",
-            f"{1024 * span / row['state_bytes']:.2f}",
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
+        lines.append(
+            [
+                row["model"],
+                f"{row['parameters']:,}",
+                f"{trained / 1e6:.1f} MB" if trained else "",
+                f"{'at least ' * row['beyond']}{span:,} [{low:,}, {high:,}]",
+                f"{row['blocks']}",
+                f"{row['bits_per_byte'][str(LONGEST)]:.3f}",
+                f"{row['state_bytes']:,}",
+                f"{row['state_bytes'] / span:,.0f}",
+                f"{1024 * span / row['state_bytes']:.2f}",
+            ]
+        )
     where = results["machine"]
     last = f"One thread of an {where['cpu']}, {where['capability']}, {where['date']}; "
-    last += f"bits per byte of {results['rows'][0]['targets']:,} targets.\n"
-    return "\n".join([*lines, "", last])
+    last += f"bits per byte of {results['rows'][0]['targets']:,} targets."
+    return f"{page_tables.markdown(lines)}\n\n{last}"
 
 
-def page() -> str:
-    """docs/any-span.md with its table made anew."""
-    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-    return before + BEGIN + table() + END + rest.split(END)[1]
+def tables() -> dict[str, str]:
+    """Of docs/any-span.md."""
+    return {"models": table()}
 
 
 def plot() -> None:
@@ -259,7 +223,7 @@ def plot() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     add_text(parser)
     parser.add_argument("--work", type=Path, help="folder of the trained models")
     parser.add_argument("--page", action="store_true", help="write the page from the results only")
@@ -275,7 +239,7 @@ def main() -> None:
             if not (folder / "config.json").is_file():
                 train(name, arguments.text, folder)
         write(RESULTS / "any-span.json", rows([measured(target) for target in targets]))
-    PAGE.write_text(page(), encoding="utf-8")
+    page_tables.write(PAGE, tables())
     plot()
 
 

@@ -10,7 +10,6 @@ compressed slots of another passage. The span figure has curves of docs/recall/r
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import math
@@ -19,13 +18,14 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
 
 import memspan
-from memspan.models.gated_delta_net import layer as gated_delta_net
+import timing
+from inside import gated_rule
+from trainings import rows_in
 
 FORM = 2
 """Of the files; docs/docsite/figures.py has the same number."""
@@ -181,10 +181,7 @@ def head_inputs(name: str = "shakespeare-fast-weights") -> dict[str, Tensor]:
 def gated_inputs(layer: int, head: int) -> dict[str, Tensor]:
     """What a head of Gated DeltaNet is given: keys ``[T, K]``, values, betas, and its decays."""
     run = memspan.load("shakespeare-gated-delta-net")
-    rule = gated_delta_net.delta_rule
-    with mock.patch.object(gated_delta_net, "delta_rule", wraps=rule) as called:
-        run.model.backbone(run.model.embedding(tokens_of(run)))
-    call = called.call_args_list[layer]
+    call = gated_rule(run.model, tokens_of(run))[1][layer]
     _, k, v, beta, _ = call.args
     heads = {"k": k, "v": v, "beta": beta, "decay": call.kwargs["log_decay"].exp()}
     return {part: of_heads[0, head] for part, of_heads in heads.items()}
@@ -216,25 +213,12 @@ def kept(k: Tensor, beta: Tensor, decay: Tensor | None = None) -> list[list[int]
     return rows
 
 
-def fast_weights() -> dict[str, Any]:
+def matrix(inputs: dict[str, Tensor]) -> dict[str, Any]:
     """One head's matrix, which is the sum of its writes, and what is left of each."""
-    inputs = head_inputs()
-    written, _ = writes(inputs["k"], inputs["v"], inputs["beta"])
-    return {
-        "kind": "matrix",
-        "text": PASSAGE,
-        "line": SEGMENT,
-        "shown": {"token": 115},
-        "keys": rounded(inputs["k"]),
-        "written": rounded(written),
-        "kept": kept(inputs["k"], inputs["beta"]),
-    }
-
-
-def gated() -> dict[str, Any]:
-    """The same with a decay."""
-    k, v, beta, decay = gated_inputs(*GATED).values()
+    k, v, beta = (inputs[name] for name in ("k", "v", "beta"))
+    decay = inputs.get("decay")
     written, _ = writes(k, v, beta, decay)
+    decays = {} if decay is None else {"decay": [round(x, 4) for x in decay.tolist()]}
     return {
         "kind": "matrix",
         "text": PASSAGE,
@@ -242,7 +226,7 @@ def gated() -> dict[str, Any]:
         "shown": {"token": 115},
         "keys": rounded(k),
         "written": rounded(written),
-        "decay": [round(x, 4) for x in decay.tolist()],
+        **decays,
         "kept": kept(k, beta, decay),
     }
 
@@ -268,7 +252,7 @@ def overlap() -> dict[str, Any]:
 
 def span() -> dict[str, Any]:
     """Measured curves, the mean of the seeds, and the sizes they were measured with."""
-    rows = json.loads((DOCS / "recall" / "recall.json").read_text(encoding="utf-8"))
+    rows = rows_in(DOCS / "recall" / "recall.json")
     seeds = defaultdict(list)
     for row in rows:
         if row["panel"] == "time" and row["model"] in CURVES:
@@ -296,8 +280,8 @@ FIGURES: dict[str, Callable[[], dict[str, Any]]] = {
     "transformer-xl": lambda: attention("shakespeare", 4, memory_length=SEGMENT),
     "compressive": compressive,
     "feedback": lambda: attention("shakespeare-feedback", 2, memory_length=SEGMENT),
-    "fast-weights": fast_weights,
-    "gated-delta-net": gated,
+    "fast-weights": lambda: matrix(head_inputs()),
+    "gated-delta-net": lambda: matrix(gated_inputs(*GATED)),
     "delta-rule": delta_rule,
     "overlap": overlap,
 }
@@ -305,9 +289,7 @@ FIGURES: dict[str, Callable[[], dict[str, Any]]] = {
 
 def main() -> None:
     """Write the files, or some of them."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = timing.parser(__doc__)
     parser.add_argument("--only", nargs="+", choices=FIGURES, default=[*FIGURES], metavar="NAME")
     for name in parser.parse_args().only:
         path = DOCS / "figures" / f"{name}.json"

@@ -1,9 +1,9 @@
 """The papers' findings at a size that two slow cores finish, and the page about them.
 
-    python benchmarks/findings.py                            # measures what is missing; hours
-    python benchmarks/findings.py --plan                     # what that is, and how long it takes
+    python benchmarks/findings.py                  # measures what is missing; hours
+    python benchmarks/findings.py --plan           # what that is
     python benchmarks/findings.py --rows positions feedback --seeds 1 --workers 1
-    python benchmarks/findings.py --page                     # writes docs/findings.md, measures nothing
+    python benchmarks/findings.py --page           # writes the tables of docs/findings.md alone
 
 Trainings by row:
 
@@ -19,41 +19,40 @@ Models are the presets of Tiny Shakespeare, with fewer steps. Nothing is tuned h
 scored once, in nats per byte, memory carried, in eight streams: on the last tenth of Tiny Shakespeare,
 or on the first 131,072 bytes of the test split of the corpus python-stdlib. Trainings that are in
 benchmarks/results/findings.json are not repeated: the script can be stopped with Ctrl-C and started
-again. docs/findings.md also has rows of other results files.
+again. docs/findings.md also has tables of other results files.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
-import multiprocessing
-import os
-import platform
-import signal
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import numpy as np
 import torch
 
-import findings_page
-from findings_page import PROGRAM_SECONDS, STEPS, runs_in
+import page_tables
+import timing
+import trainings
 from memspan.data.tokenizers.bytes import ByteTokenizer
 from memspan.measurement.subject import RunSubject, after_history
 from memspan.runs.options import RunConfig
 from shakespeare import add_text, parts, preset
 from sides import Side, shortened
-from timing import machine
+from trainings import spread
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 import programs
 
-RESULTS = findings_page.RESULTS / "findings.json"
+RESULTS = timing.RESULTS / "findings.json"
+PAGE = page_tables.DOCS / "findings.md"
 STDLIB = "python-stdlib"
 SCORED = 131_072
 """Bytes of its test split that are scored."""
@@ -78,8 +77,8 @@ class Variant:
 class Row:
     """Trainings that are compared with one another."""
 
-    minutes: float
-    """CPU time of one training and its scores, about (one core of an AMD EPYC with AVX2)."""
+    steps: int
+    """Updates of a training: those with other numbers are trials, and not shown."""
     variants: dict[str, Variant]
     corpus: str | None = None
     """A named corpus (None: Tiny Shakespeare)."""
@@ -89,7 +88,7 @@ class Row:
 
 def by_memory_length(side: Side, text: np.ndarray) -> dict[str, Any]:
     """The score with other lengths of memory."""
-    scores = {n: side.score(text, STREAMS, memory_length=n) for n in MEMORY_LENGTHS}
+    scores = {str(n): side.score(text, STREAMS, memory_length=n) for n in MEMORY_LENGTHS}
     return {"by_memory_length": scores}
 
 
@@ -149,7 +148,7 @@ def _compression(function: str, loss: str) -> Variant:
 
 ROWS = {
     "positions": Row(
-        2.2,
+        800,
         {
             "recurrence, distances": Variant("transformer-xl", SINUSOIDS),
             "distances": Variant("transformer-xl", SINUSOIDS | {"memory_length": 0}),
@@ -159,7 +158,7 @@ ROWS = {
         more=by_memory_length,
     ),
     "feedback": Row(
-        2.5,
+        800,
         {
             "learned, shared": Variant("feedback"),
             "last, shared": Variant("feedback", {"memory_vector": "last"}),
@@ -169,7 +168,7 @@ ROWS = {
         more=mixture,
     ),
     "compressed-memory": Row(
-        4.0,
+        1000,
         {
             "compressive": Variant("compressive"),
             "transformer-xl": Variant(
@@ -180,7 +179,7 @@ ROWS = {
         more=compressed_slots,
     ),
     "compression": Row(
-        2.6,
+        600,
         {
             f"{function}, {loss}": _compression(function, loss)
             for function in ("convolution", "dilated-convolution")
@@ -190,7 +189,7 @@ ROWS = {
         corpus=STDLIB,
     ),
 }
-PROGRAMS = {"variables": 5, "seconds": PROGRAM_SECONDS, "seed": 1}
+PROGRAMS = {"variables": 5, "seconds": 600, "seed": 1}
 """One seed: the paper's gap is 55 points."""
 
 
@@ -203,26 +202,18 @@ def config_of(row: str, variant: str, seed: int, steps: int) -> RunConfig[Any]:
     return dataclasses.replace(config, train=loop, model=model)
 
 
-def run(job: dict[str, Any]) -> dict[str, Any]:
-    """One training; its key and what was measured."""
-    torch.set_num_threads(1)
-    key = {name: value for name, value in job.items() if name != "text"}
-    found = run_programs(key) if key["row"] == "programs" else run_training(key, job["text"])
-    where = {"processor": machine()["cpu"], "python": platform.python_version()}
-    return key | found | where
-
-
-def run_training(key: dict[str, Any], text: str) -> dict[str, Any]:
-    row = ROWS[key["row"]]
-    side = Side(
-        config_of(key["row"], key["variant"], key["seed"], key["steps"]), row.corpus or text
-    )
-    seconds = side.train(key["steps"])
+def run(job: dict[str, Any], text: Path) -> dict[str, Any]:
+    """One training; what was measured."""
+    if job["row"] == "programs":
+        return run_programs(job)
+    row = ROWS[job["row"]]
+    config = config_of(job["row"], job["variant"], job["seed"], job["steps"])
+    side = Side(config, row.corpus or text)
+    seconds = side.train(job["steps"])
     test = side.prepared.splits["test"].tokens[:SCORED]
     held_out = test if row.corpus else parts(text)[1]
     start = time.process_time()
-    found = {"nats": side.score(held_out, STREAMS)}
-    found |= row.more(side, held_out)
+    found = {"nats": side.score(held_out, STREAMS)} | row.more(side, held_out)
     return found | {
         "parameters": side.n_parameters,
         "cpu_seconds": round(seconds, 1),
@@ -230,10 +221,10 @@ def run_training(key: dict[str, Any], text: str) -> dict[str, Any]:
     }
 
 
-def run_programs(key: dict[str, Any]) -> dict[str, Any]:
-    flags = [f"--{name}={key[name]}" for name in ("variables", "seconds", "seed")]
+def run_programs(job: dict[str, Any]) -> dict[str, Any]:
+    flags = [f"--{name}={job[name]}" for name in ("variables", "seconds", "seed")]
     options = programs.parsed(flags)
-    result = programs.train(key["variant"], options)
+    result = programs.train(job["variant"], options)
     last = result["curve"][-1]
     return {
         "accuracy": last["accuracy"],
@@ -244,97 +235,154 @@ def run_programs(key: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def jobs_of(rows: list[str], seeds: list[int], scale: float) -> list[dict[str, Any]]:
-    """The keys of all trainings, first seeds first."""
+def jobs_of(rows: list[str], seeds: list[int], steps: int | None = None) -> list[dict[str, Any]]:
+    """All trainings, first seeds first; ``steps``: in place of the rows' own."""
     jobs = [
-        {"row": row, "variant": variant, "seed": seed, "steps": round(STEPS[row] * scale)}
+        {"row": row, "variant": variant, "seed": seed, "steps": steps or ROWS[row].steps}
         for seed in seeds
         for row in rows
         if row in ROWS
         for variant in ROWS[row].variants
     ]
     if "programs" in rows:
-        key = PROGRAMS | {"row": "programs", "seconds": PROGRAMS["seconds"] * scale}
-        jobs += [key | {"variant": name} for name in programs.MODELS]
+        jobs += [PROGRAMS | {"row": "programs", "variant": name} for name in programs.MODELS]
     return jobs
 
 
-def minutes(job: dict[str, Any]) -> float:
-    """CPU time that a training takes, about."""
-    if job["row"] == "programs":
-        return job["seconds"] / 60
-    return ROWS[job["row"]].minutes * job["steps"] / STEPS[job["row"]]
+def shown(row: str) -> dict[str, list[dict[str, Any]]]:
+    """The row's trainings of full length by variant, in the order of ``ROWS``."""
+    runs = [r for r in trainings.rows_in(RESULTS) if r["row"] == row]
+    runs = [r for r in runs if r["steps"] == ROWS[row].steps]
+    return {v: [r for r in runs if r["variant"] == v] for v in ROWS[row].variants}
 
 
-def _name(job: dict[str, Any]) -> str:
-    return f"{job['row']}: {job['variant']}, seed {job['seed']}"
+def trained(row: str, more: dict[str, Callable[[dict[str, Any]], float]] | None = None) -> str:
+    """A line for each variant; ``more``: further columns, means over seeds where it was measured."""
+    more = more or {}
+    lines: list[list[object]] = [["", "parameters", "nats per byte", *more, "CPU seconds"]]
+    for variant, runs in shown(row).items():
+        cells = []
+        for measured in more.values():
+            try:
+                cells.append(f"{mean(map(measured, runs)):.3f}")
+            except KeyError:
+                cells.append("")
+        seconds = mean(r["cpu_seconds"] + r["cpu_seconds_of_scores"] for r in runs)
+        nats = spread([r["nats"] for r in runs])
+        lines.append([variant, f"{runs[0]['parameters']:,}", nats, *cells, f"{seconds:.0f}"])
+    return page_tables.markdown(lines)
 
 
-def missing(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those that are not in the results file."""
-    done = runs_in(RESULTS)
-    return [job for job in jobs if not any(job.items() <= run.items() for run in done)]
+def attention() -> str:
+    """By age, of the Compressive Transformer."""
+    runs = shown("compressed-memory")["compressive"]
+    means = [100 * mean(part) for part in zip(*(r["attention"] for r in runs), strict=True)]
+    lines = [["share of attention, %", "oldest", *[""] * (BUCKETS - 2), "newest"]]
+    for i, kind in enumerate(("compressed slots", "memory", "segment")):
+        lines.append([kind, *(f"{x:.1f}" for x in means[i * BUCKETS : (i + 1) * BUCKETS])])
+    return page_tables.markdown(lines)
 
 
-def keep(run: dict[str, Any]) -> None:
-    """Add a training to the results file."""
-    # Read again: another call may have added its own.
-    runs = [*runs_in(RESULTS), run]
-    order = [*ROWS, "programs"]
-    runs.sort(key=lambda r: (order.index(r["row"]), r["variant"], r["seed"]))
-    partial = RESULTS.with_suffix(".partial")
-    partial.write_text(json.dumps({"runs": runs, "machine": machine()}, indent=1) + "\n")
-    os.replace(partial, RESULTS)
+def printed_values(results: list[dict[str, Any]], known: float) -> str:
+    """Of programs: how many of the printed values each model got right."""
+    lines = [["", "parameters", "tokens read", "printed values right"]]
+    for r in results:
+        right = f"{100 * r['accuracy']:.1f} %"
+        lines.append([r["variant"], f"{r['parameters']:,}", f"{r['tokens']:,}", right])
+    lines.append(["repeating the last known value", "", "", f"{100 * known:.1f} %"])
+    return page_tables.markdown(lines)
 
 
-def measure(jobs: list[dict[str, Any]], workers: int) -> None:
-    """Run them, with a line for each."""
-    left = sum(map(minutes, jobs))
-    # Ctrl-C is for this process, which ends the others.
-    ignore = (signal.SIGINT, signal.SIG_IGN)
-    with multiprocessing.get_context("spawn").Pool(workers, signal.signal, ignore) as pool:
-        for n, found in enumerate(pool.imap_unordered(run, jobs), 1):
-            keep(found)
-            left -= minutes(found)
-            score = f"{found['nats']:.4f} nats" if "nats" in found else f"{found['accuracy']:.1%}"
-            print(
-                f"[{n}/{len(jobs)}] {_name(found)}: {score}, {found['cpu_seconds']:.0f} CPU s; "
-                f"about {left:.0f} CPU minutes left",
-                flush=True,
-            )
+def three_variables() -> str:
+    kept = json.loads((page_tables.DOCS / "programs" / "programs-3.json").read_text())
+    results = [
+        {"variant": r["model"], "parameters": r["parameters"]} | r["curve"][-1]
+        for r in kept["results"]
+    ]
+    return printed_values(results, kept["last_value_known"])
+
+
+def five_variables() -> str:
+    runs = [r for r in trainings.rows_in(RESULTS) if PROGRAMS.items() <= r.items()]
+    return printed_values(runs, runs[0]["last_value_known"])
+
+
+def retrieval(setting: str) -> str:
+    """The losses of examples/retrieval.py by model and number of keys."""
+    path = page_tables.DOCS / "retrieval" / f"retrieval-{setting}.json"
+    rows = json.loads(path.read_text())["rows"]
+    models, keys = (list(dict.fromkeys(row[field] for row in rows)) for field in ("model", "keys"))
+    losses = {(row["model"], row["keys"]): f"{row['loss']:.4f}" for row in rows}
+    return page_tables.markdown(
+        [["keys", *keys], *([m, *(losses[m, k] for k in keys)] for m in models)]
+    )
+
+
+def carried() -> str:
+    rows = trainings.rows_in(timing.RESULTS / "fast-weights-learning.json")
+    lines = [["nats per byte", "each segment by itself", "carried throughout"]]
+    for (model,), group in trainings.grouped(rows, "model").items():
+        lines.append(
+            [model, *(spread([r[kind] for r in group]) for kind in ("segments", "carried"))]
+        )
+    return page_tables.markdown(lines)
+
+
+PAPER_SLOWER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
+
+
+def sliding() -> str:
+    rows = trainings.rows_in(timing.RESULTS / "sliding.json")
+    lines = [["attention length", "times as fast", "the paper"]]
+    for row in rows:
+        if slower := PAPER_SLOWER.get(row["attention_length"]):
+            cells = [row["attention_length"], round(row["ratio"]), slower]
+            lines.append([f"{cell:,}" for cell in cells])
+    return page_tables.markdown(lines)
+
+
+def tables() -> dict[str, str]:
+    """Those of the page."""
+    lengths = {
+        f"with {n} slots": lambda r, n=n: r["by_memory_length"][str(n)] for n in MEMORY_LENGTHS
+    }
+    without = {"compressed slots left out": lambda r: r["without_compressed"]}
+    layers = {
+        f"of {part}": lambda r, i=i: r["mixture"][i]
+        for i, part in enumerate(("the embedding", "layer 1", "layer 2"))
+    }
+    return {
+        "positions": trained("positions", lengths),
+        "sliding": sliding(),
+        "compressed-memory": trained("compressed-memory", without),
+        "attention": attention(),
+        "compression": trained("compression"),
+        "programs-3": three_variables(),
+        "programs": five_variables(),
+        "feedback": trained("feedback", layers),
+        "capacity": retrieval("capacity"),
+        "updates": retrieval("updates"),
+        "carried": carried(),
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = timing.parser(__doc__)
     names = [*ROWS, "programs"]
     parser.add_argument("--rows", nargs="+", default=names, choices=names, metavar="ROW")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--workers", type=int, default=2, help="trainings at once, a core each")
-    parser.add_argument(
-        "--scale",
-        type=float,
-        default=1.0,
-        help="steps and seconds, as a multiple; the page shows those of scale 1",
-    )
+    parser.add_argument("--steps", type=int, help="of trials, which the page does not show")
     parser.add_argument("--plan", action="store_true", help="list what is missing, and stop")
     parser.add_argument("--page", action="store_true", help="write docs/findings.md, and stop")
+    trainings.add_options(parser)
     add_text(parser)
     options = parser.parse_args()
-    jobs = missing(jobs_of(options.rows, options.seeds, options.scale))
+    jobs = jobs_of(options.rows, options.seeds, options.steps)
     if options.plan:
-        for job in jobs:
-            print(f"{minutes(job):5.1f} CPU minutes  {_name(job)}")
-        print(f"{sum(map(minutes, jobs)):5.0f} CPU minutes for {len(jobs)} trainings")
+        print(*trainings.missing(jobs, RESULTS), sep="\n")
         return
-    try:
-        if not options.page:
-            measure([job | {"text": str(options.text)} for job in jobs], options.workers)
-    except KeyboardInterrupt:
-        sys.exit("stopped: what is done is kept, and the same command goes on from there")
-    findings_page.write()
-    print(f"written: {findings_page.PAGE}")
+    if not options.page:
+        trainings.make(jobs, partial(run, text=options.text), RESULTS, options.workers)
+    page_tables.write(PAGE, tables())
 
 
 if __name__ == "__main__":

@@ -10,20 +10,19 @@ to 2e-5.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import importlib.util
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
+import timing
 from memspan.integrations.transformers import accelerate
-from timing import interleaved, ratio, write
+from timing import interleaved, ratio
 
 SIZES: dict[str, Any] = {
     "vocab_size": 8192,
@@ -40,26 +39,11 @@ SIZES: dict[str, Any] = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen3.5": (
-        "qwen3_5_text",
-        {
-            "linear_num_key_heads": 8,
-            "linear_num_value_heads": 8,
-            "linear_key_head_dim": 128,
-            "linear_value_head_dim": 128,
-        },
-    ),
-    "olmo-hybrid": (
-        "olmo_hybrid",
-        {
-            "linear_num_key_heads": 4,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 96,
-            "linear_value_head_dim": 192,
-        },
-    ),
+MODELS: dict[str, tuple[str, tuple[int, int, int, int]]] = {
+    "qwen3.5": ("qwen3_5_text", (8, 8, 128, 128)),
+    "olmo-hybrid": ("olmo_hybrid", (4, 4, 96, 192)),
 }
+HEADS = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
 """A type of transformers, and the heads of its gated-delta layers: in proportion to
 the width as in the smallest of Qwen3.5 (0.8 billion parameters) and OLMo Hybrid (7 billion)."""
 PROMPT, NEW = 16, 32
@@ -70,7 +54,8 @@ def build(name: str) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    kind, heads = MODELS[name]
+    kind, sizes = MODELS[name]
+    heads = {f"linear_{part}": size for part, size in zip(HEADS, sizes, strict=True)}
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SIZES, **heads)).eval()
 
 
@@ -159,9 +144,8 @@ def agree(model: Any) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = timing.parser(__doc__, rounds=5, results="gated-delta-models.json")
     parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.5)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -200,7 +184,7 @@ def main() -> None:
             spread = f"{found.middle:.2f}x ({found.low:.2f} to {found.high:.2f})"
             speed = f"{speeds['plain']:.0f} -> {speeds['accelerated']:.0f} tokens/s"
             print(f"{work}, {n_rows} x {length} tokens: {spread}, {speed}", flush=True)
-    write(Path(__file__).parent / "results" / "gated-delta-models.json", rows)
+    timing.write(options.json, rows)
 
 
 if __name__ == "__main__":

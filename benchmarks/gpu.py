@@ -12,7 +12,6 @@ The status is 1 if a test failed, too.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -31,15 +30,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import timing
 from memspan.devices import device_for
 from memspan.errors import MemspanError
 from memspan.ops.fast_weights.rules import delta_rule
-from memspan.precision import Precision
-from peers.plain_gpt import PlainGPT
+from peers.gpt import PlainGPT
 from peers.registry import ARCHITECTURES, SIZES, side_class
-from peers.side import Side
 from timing import interleaved, machine, ratio
-from works import full_after, segments
+from works import prepared
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = {
@@ -88,28 +86,6 @@ def clock(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def training(side: Side, device: torch.device, precision: Precision) -> Callable[[], object]:
-    """Steps with full memory."""
-    size = side.size
-    side.model.to(device).train()
-    side.forget(size.batch_size)
-    optimizer = side.optimizer()
-    text = segments(size, size.batch_size, size.segment_length)
-    batches = [[t.to(device) for t in text()] for _ in range(4)]
-
-    def step() -> None:
-        batches.append(batches.pop(0))
-        with precision.autocast(device):
-            loss = side.loss(*batches[0])
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    for _ in range(full_after(size)):
-        step()
-    return step
-
-
 def gated_rule(device: torch.device) -> dict[str, Callable[[], object]]:
     """Forward and backward by each implementation that can run; fla's from bfloat16, others float32."""
     batch, heads, length, width = RULE
@@ -153,14 +129,14 @@ def speeds(device: torch.device, architectures: list[str], rounds: int) -> list[
 
     for architecture in architectures:
         size_name, size = next(iter(SIZES[architecture].items()))
-        for precision in (Precision(), Precision("bfloat16")):
-            sides = {
-                "memspan": side_class(architecture, "memspan")(size),
-                "plain-gpt": PlainGPT(size),
+        for precision in ("float32", "bfloat16"):
+            kinds = {"memspan": side_class(architecture, "memspan"), "plain-gpt": PlainGPT}
+            steps = {
+                name: prepared(kind(size), "train", precision, str(device))
+                for name, kind in kinds.items()
             }
-            steps = {name: training(side, device, precision) for name, side in sides.items()}
             label = {"work": "train", "architecture": architecture, "size": size_name}
-            compare(label | {"precision": str(precision)}, steps, "plain-gpt")
+            compare(label | {"precision": precision}, steps, "plain-gpt")
     label = {"work": "gated delta rule, forward and backward", "shape": RULE}
     compare(label, gated_rule(device), "chunked")
     return rows
@@ -181,16 +157,13 @@ def described(device: torch.device) -> Row:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = timing.parser(__doc__, rounds=7)
     parser.add_argument("--device", default="cuda", help="cuda, cuda:1, mps, cpu (default: cuda)")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
     parser.add_argument("--only", metavar="EXPRESSION", help="tests that match, as pytest's -k")
     parser.add_argument(
         "--architectures", nargs="+", choices=ARCHITECTURES, default=list(ARCHITECTURES)
     )
-    parser.add_argument("--rounds", type=int, default=7, help="of each ratio (default: 7)")
     parser.add_argument("--json", type=Path, metavar="PATH", help="where the results go")
     options = parser.parse_args(arguments)
     try:

@@ -14,33 +14,32 @@ used. Runs that are in benchmarks/results/initialisation.json already are not re
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
-import json
 import math
-import multiprocessing
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
+import timing
+import trainings
 from memspan.models import LanguageModel, initialisation
 from memspan.models.fast_weights.model import FACTORS as OWN
 from memspan.models.registry import MODELS
 from memspan.runs.options import RunConfig
 from shakespeare import add_text
 from shakespeare import preset as published
-from sides import Side
-from timing import machine
+from sides import Side, its_own, shortened
 
-RESULTS = Path(__file__).resolve().parent / "results" / "initialisation.json"
 SHAPES = ((64, 4), (256, 4), (512, 4), (128, 2), (128, 12))
 """Widths and depths for `look`."""
 
@@ -65,22 +64,17 @@ def preset(name: str, rule: str, size: str = "preset") -> RunConfig[Any]:
     config = published(name)
     times = 2 if size == "large" else 1
     widths = {n: times * getattr(config.model, n, 0) for n in ("d_model", "n_heads", "d_ff")}
-    model = resized(dataclasses.replace(config.model, initialisation=factors(rule)[0]), **widths)
+    sizes = its_own(config.model, widths) | {"initialisation": factors(rule)[0]}
+    model = dataclasses.replace(config.model, **sizes)
     model = model.for_segments(config.train.segment_length)
     return dataclasses.replace(config, model=model)
-
-
-def resized(model: Any, **sizes: int) -> Any:
-    """The options with these sizes, as far as they have them: an LSTM has no heads."""
-    known = {field.name for field in dataclasses.fields(model)}
-    return dataclasses.replace(model, **{n: size for n, size in sizes.items() if n in known})
 
 
 def look(name: str, rule: str, width: int, depth: int, text: Tensor) -> str:
     """A line of statistics before and after eight updates."""
     config = preset(name, rule)
-    heads = width // 32
-    model = resized(config.model, d_model=width, n_layers=depth, n_heads=heads, d_ff=4 * width)
+    sizes = {"d_model": width, "n_layers": depth, "n_heads": width // 32, "d_ff": 4 * width}
+    model = dataclasses.replace(config.model, **its_own(config.model, sizes))
     torch.manual_seed(1)
     with changed(rule):
         net = LanguageModel(256, model)
@@ -120,47 +114,24 @@ def look(name: str, rule: str, width: int, depth: int, text: Tensor) -> str:
     return line
 
 
-def train(job: dict[str, Any]) -> dict[str, Any]:
+def train(job: dict[str, Any], text: Path) -> dict[str, Any]:
     """One training, and its score."""
-    torch.set_num_threads(1)
-    config = preset(job["model"], job["rule"], job["size"])
-    loop = dataclasses.replace(config.train, steps=job["steps"], seed=job["seed"])
-    if loop.curriculum_steps:
-        loop = dataclasses.replace(loop, curriculum_steps=job["steps"] // 2)
-    config = dataclasses.replace(config, train=loop)
+    config = shortened(preset(job["model"], job["rule"], job["size"]), job["steps"], job["seed"])
     with changed(job["rule"]):
-        side = Side(config, job["text"])
+        side = Side(config, text)
     seconds = side.train(job["steps"])
     nats = side.score(side.prepared.splits["validation"].tokens, streams=16)
-    kept = {name: job[name] for name in ("model", "rule", "size", "steps", "seed")}
-    return kept | {"nats": nats, "cpu_seconds": round(seconds, 1)}
-
-
-def table(runs: list[dict[str, Any]]) -> str:
-    """Means and spreads over seeds, a line for each model, size and rule."""
-    groups = defaultdict(list)
-    for run in runs:
-        groups[run["model"], run["size"], run["steps"], run["rule"]].append(run["nats"])
-    lines = [f"{'model':<15}{'size':<8}{'steps':>6}  {'rule':<40}{'nats':>8}  spread  seeds"]
-    for (model, size, steps, rule), nats in sorted(groups.items()):
-        spread = f"{stdev(nats):6.3f}" if len(nats) > 1 else "     -"
-        lines.append(
-            f"{model:<15}{size:<8}{steps:>6}  {rule:<40}{mean(nats):8.4f}  {spread}  {len(nats)}"
-        )
-    return "\n".join(lines)
+    return {"nats": nats, "cpu_seconds": round(seconds, 1)}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("what", choices=["look", "train", "table"])
+    parser = timing.parser(__doc__, results="initialisation.json")
+    parser.add_argument("what", choices=["look", "train"])
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--rules", nargs="+", default=["papers", "scaled"])
     parser.add_argument("--sizes", nargs="+", default=["preset"], choices=["preset", "large"])
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1])
     parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--workers", type=int, default=2)
+    trainings.add_options(parser, seeds=(1,))
     add_text(parser)
     options = parser.parse_args()
     whole = options.text.read_bytes()
@@ -168,34 +139,16 @@ def main() -> None:
         torch.set_num_threads(1)
         text = torch.tensor(list(whole[: 4 * 20_000]))
         print(f"{'':<60}   as initialised: stream, attention, feed-forward; after 8 updates")
-        for name in options.models:
-            for width, depth in SHAPES:
-                for rule in options.rules:
-                    print(look(name, rule, width, depth, text), flush=True)
+        for name, (width, depth), rule in product(options.models, SHAPES, options.rules):
+            print(look(name, rule, width, depth, text), flush=True)
         return
-    found = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {"runs": []}
-    if options.what == "train":
-        with tempfile.TemporaryDirectory() as folder:
-            text_file = Path(folder) / "tuning.txt"
-            text_file.write_bytes(whole[: len(whole) * 9 // 10])
-            jobs = [
-                {"model": m, "size": z, "rule": r, "seed": s, "steps": options.steps}
-                for s in options.seeds
-                for z in options.sizes
-                for m in options.models
-                for r in options.rules
-            ]
-            done = [{name: run[name] for name in jobs[0]} for run in found["runs"]]
-            waiting = [job | {"text": str(text_file)} for job in jobs if job not in done]
-            with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
-                for run in pool.imap_unordered(train, waiting):
-                    print(json.dumps(run), flush=True)
-                    # Read again: another call may have added its own.
-                    found = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {"runs": []}
-                    found["runs"].append(run)
-                    found["machine"] = machine()
-                    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
-    print(table(found["runs"]))
+    names = ("seed", "size", "model", "rule")
+    chosen = product(options.seeds, options.sizes, options.models, options.rules)
+    jobs = [dict(zip(names, job, strict=True)) | {"steps": options.steps} for job in chosen]
+    with tempfile.TemporaryDirectory() as folder:
+        (text_file := Path(folder) / "tuning.txt").write_bytes(whole[: len(whole) * 9 // 10])
+        rows = trainings.make(jobs, partial(train, text=text_file), options.json, options.workers)
+    print(trainings.table(rows, ("model", "size", "steps", "rule"), ("nats",)))
 
 
 if __name__ == "__main__":

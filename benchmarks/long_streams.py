@@ -12,7 +12,6 @@ results/long-streams.json and .png.
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import time
@@ -21,21 +20,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
 import plots
+import timing
 from memspan.data.prepared import prepare
 from memspan.models import LanguageModel
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.registry import MODELS
-from resident import MIB, growth, resident
-from timing import machine
+from peak_memory import MIB, growth, resident
+from sides import its_own
 
 SIZE = {"n_layers": 2, "d_model": 64, "n_heads": 4, "d_ff": 256}
 SEGMENT, SAMPLES = 256, 100
-RESULTS = Path(__file__).resolve().parent / "results"
 
 
 def text() -> np.ndarray:
@@ -49,46 +45,34 @@ def segments(tokens: np.ndarray, n_tokens: int, length: int = SEGMENT) -> Any:
         yield torch.from_numpy(tokens[index].astype(np.int64))[None]
 
 
-def read(architecture: str, n_tokens: int, report: Any) -> None:
-    """In its own process: sends ``(tokens, resident bytes, bytes of memory, CPU seconds)``."""
+def read(architecture: str, n_tokens: int) -> list[tuple[int, int, int, float]]:
+    """In its own process: tokens, resident bytes, bytes of memory, CPU seconds, a hundred times."""
     torch.set_num_threads(1)
     torch.manual_seed(1)
     tokens = text()
-    model = LanguageModel(256, MODELS[architecture](**SIZE)).eval()
+    model = LanguageModel(256, MODELS[architecture](**its_own(MODELS[architecture], SIZE))).eval()
     reader = model.reader()
     every = max(n_tokens // SAMPLES // SEGMENT, 1)
+    points = []
     for n, segment in enumerate(segments(tokens, n_tokens), 1):
         # With targets, as in evaluation; their values do not matter here.
         reader.read(segment, targets=segment)
         if n % every == 0:
-            report.send((n * SEGMENT, resident(), reader.memory.nbytes, time.process_time()))
-    report.close()
+            sizes = resident(), reader.memory.nbytes
+            points.append((n * SEGMENT, *sizes, time.process_time()))
+    return points
 
 
-def stream(architecture: str, n_tokens: int, progress: Progress) -> dict[str, Any]:
-    context = multiprocessing.get_context("spawn")
-    receive, send = context.Pipe(duplex=False)
-    process = context.Process(target=read, args=(architecture, n_tokens, send))
-    process.start()
-    send.close()
-    task = progress.add_task(architecture, total=n_tokens)
-    points = []
-    try:
-        while True:
-            points.append(receive.recv())
-            progress.update(task, completed=points[-1][0])
-    except EOFError:
-        process.join()
-    if process.exitcode:
-        raise SystemExit(f"{architecture} failed after {points[-1][0] if points else 0:,} tokens")
+def stream(architecture: str, n_tokens: int) -> dict[str, Any]:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        points = pool.apply(read, (architecture, n_tokens))
     seen, sizes, memory, seconds = map(list, zip(*points, strict=True))
-    warm_up = len(points) // 10
     return {
         "architecture": architecture,
         "tokens": seen,
         "resident_bytes": sizes,
         "memory_bytes": sorted(set(memory)),
-        "growth": growth(sizes, warm_up),
+        "growth": growth(sizes, len(points) // 10),
         "tokens_per_cpu_second": (seen[-1] - seen[0]) / (seconds[-1] - seconds[0]),
     }
 
@@ -112,7 +96,7 @@ def briefly_trained(config: FastWeightsConfig, tokens: np.ndarray) -> LanguageMo
     return model.eval()
 
 
-def drift(rule: str, n_tokens: int, progress: Progress) -> dict[str, Any]:
+def drift(rule: str, n_tokens: int) -> dict[str, Any]:
     """The difference between float32 and float64, recorded a hundred times on the way."""
     tokens = text()
     # The delta rule with normalised keys; the sum rule with the denominator it needs.
@@ -122,7 +106,6 @@ def drift(rule: str, n_tokens: int, progress: Progress) -> dict[str, Any]:
     double = LanguageModel(256, config).double().eval()
     double.load_state_dict(single.state_dict())
     readers = single.reader(), double.reader()
-    task = progress.add_task(f"drift, {rule}", total=n_tokens)
     seen, errors, losses = [], [], []
     every = max(n_tokens // SAMPLES // SEGMENT, 1)
     for n, segment in enumerate(segments(tokens, n_tokens), 1):
@@ -133,7 +116,6 @@ def drift(rule: str, n_tokens: int, progress: Progress) -> dict[str, Any]:
             a, b = (reader.memory.weights.double() for reader in readers)
             errors.append(float((a - b).abs().max() / b.abs().max()))
             seen.append(n * SEGMENT)
-            progress.update(task, completed=seen[-1])
     tenth = len(losses) // 10
     return {
         "rule": rule,
@@ -169,50 +151,38 @@ def plot(streams: list[dict[str, Any]], drifts: list[dict[str, Any]], path: Path
     plots.save(figure, path)
 
 
+def shown(row: dict[str, Any]) -> str:
+    """A line: of what was recorded on the way the first, the largest and the last."""
+    cells = []
+    for name, value in row.items():
+        if isinstance(value, list):
+            value = dict.fromkeys((value[0], max(value), value[-1]))
+        values = value if isinstance(value, dict) else [value]
+        cells.append(
+            f"{name} {', '.join(f'{v:,.4g}' if isinstance(v, float) else str(v) for v in values)}"
+        )
+    return "; ".join(cells)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = timing.parser(__doc__, results="long-streams.json")
     parser.add_argument("--architectures", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--tokens", type=int, default=10_000_000, help="tokens per stream")
     parser.add_argument("--drift-tokens", type=int, default=1_000_000)
-    parser.add_argument("--out", type=Path, default=RESULTS / "long-streams.json", metavar="JSON")
     options = parser.parse_args()
     if min(options.tokens, options.drift_tokens) < SAMPLES * SEGMENT:
         parser.error(f"--tokens and --drift-tokens must be at least {SAMPLES * SEGMENT:,}")
     torch.set_num_threads(1)
-    console = Console()
-    with Progress(console=console) as progress:
-        streams = [stream(name, options.tokens, progress) for name in options.architectures]
-        drifts = [drift(rule, options.drift_tokens, progress) for rule in ("delta", "sum")]
-    table = Table("architecture", "tokens", "resident, MiB", "growth", "memory, bytes", "tokens/s")
-    for row in streams:
-        table.add_row(
-            row["architecture"],
-            f"{row['tokens'][-1]:,}",
-            f"{row['resident_bytes'][-1] / MIB:.1f}",
-            f"{row['growth']:+.2%}",
-            ", ".join(f"{size:,}" for size in row["memory_bytes"]),
-            f"{row['tokens_per_cpu_second']:,.0f}",
-        )
-    console.print(table)
-    table = Table(
-        "rule", "tokens", "memory: first", "largest", "last", "losses: first", "last tenth"
-    )
-    for row in drifts:
-        errors = row["relative_error_of_memory"]
-        table.add_row(
-            row["rule"],
-            f"{row['tokens'][-1]:,}",
-            *(f"{error:.1e}" for error in (errors[0], max(errors), errors[-1])),
-            f"{row['largest_loss_error_first_tenth']:.1e}",
-            f"{row['largest_loss_error_last_tenth']:.1e}",
-        )
-    console.print(table)
-    result = {"machine": machine(), "streams": streams, "drifts": drifts}
-    options.out.write_text(json.dumps(result) + "\n", encoding="utf-8")
-    plot(streams, drifts, options.out.with_suffix(".png"))
-    console.print(f"written: {options.out}\nwritten: {options.out.with_suffix('.png')}")
+    streams, drifts = [], []
+    for name in options.architectures:
+        streams.append(stream(name, options.tokens))
+        print(shown(streams[-1]), flush=True)
+    for rule in RULES:
+        drifts.append(drift(rule, options.drift_tokens))
+        print(shown(drifts[-1]), flush=True)
+    result = {"machine": timing.machine(), "streams": streams, "drifts": drifts}
+    options.json.write_text(json.dumps(result) + "\n", encoding="utf-8")
+    plot(streams, drifts, options.json.with_suffix(".png"))
 
 
 if __name__ == "__main__":

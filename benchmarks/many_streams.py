@@ -14,16 +14,14 @@ thread, median of interleaved rounds. Written: results/many-streams.json.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
+import timing
 from memspan.data.tokenizers.bytes import ByteTokenizer
 from memspan.generation.writer import Writer
 from memspan.memory import Memory
@@ -31,7 +29,7 @@ from memspan.models import LanguageModel
 from memspan.models.registry import MODELS
 from memspan.runs.options import RunConfig
 from memspan.runs.run import Run
-from timing import interleaved, write
+from timing import interleaved
 
 SIZE = {"n_layers": 6, "d_model": 128}
 ATTENTION = {"n_heads": 4, "d_ff": 512}
@@ -126,38 +124,17 @@ def measure(architecture: str, rows: int, rounds: int) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = timing.parser(__doc__, rounds=7, results="many-streams.json")
     parser.add_argument("--architectures", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS), metavar="N")
-    parser.add_argument("--rounds", type=int, default=7, help="rounds (default: 7)")
-    parser.add_argument(
-        "--json",
-        type=Path,
-        default=Path(__file__).resolve().parent / "results" / "many-streams.json",
-        metavar="PATH",
-        help="where the rows go (default: benchmarks/results/many-streams.json)",
-    )
     options = parser.parse_args()
-    if options.rounds < 1 or min(options.rows) < 1:
-        parser.error("--rounds and --rows must be at least 1")
     torch.set_num_threads(1)
-    console, found = Console(), []
-    table = Table(title="Tokens per second, one token per row and call, one thread")
-    for column in ("architecture", "rows", "bytes per stream", "read", "per row", "write", "serve"):
-        table.add_column(column, justify="right")
-    for column in ("reset", "replace", "save"):
-        table.add_column(f"{column} / read", justify="right")
+    found = []
     for architecture in options.architectures:
         for rows in options.rows:
-            row = measure(architecture, rows, options.rounds)
-            found.append(row)
-            console.print(f"{architecture}, {rows} rows: {row['tokens_per_second']:,} tokens/s")
-            table.add_row(*(v if isinstance(v, str) else f"{v:,}" for v in row.values()))
-    Console(width=None if console.is_terminal else 110).print(table)
-    write(options.json, found)
-    console.print(f"written: {options.json}")
+            found.append(measure(architecture, rows, options.rounds))
+            print(", ".join(f"{name} {value}" for name, value in found[-1].items()), flush=True)
+    timing.write(options.json, found)
 
 
 if __name__ == "__main__":

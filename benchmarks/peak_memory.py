@@ -1,45 +1,48 @@
-"""Memory that training takes beyond the model itself, each side in a process of its own.
-
-python benchmarks/peak_memory.py transformer-xl labml S float32
-"""
+"""Memory of processes: what is resident, and the peak of a call."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import multiprocessing
+import os
 import resource
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from peers.registry import SIZES, side_class
-from works import at, prepared
+MIB = 2**20
 
 
-def peak_megabytes(architecture: str, name: str, size: str, precision: str) -> float:
-    """What training takes, in a fresh process."""
-    command = [sys.executable, __file__, architecture, name, size, precision]
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return float(said.split()[-1])
+def resident() -> int:
+    """Resident memory of this process in bytes (Linux)."""
+    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
-def report(architecture: str, name: str, size: str, precision: str) -> None:
-    """What the process says that :func:`peak_megabytes` starts."""
+def growth(values: list[int], warm_up: int) -> float:
+    """The relative change from the value at index ``warm_up`` to the last: 0.02 is 2 % more."""
+    return values[-1] / values[warm_up] - 1
+
+
+def peak_of(make: Callable[..., Callable[[], object]], *arguments: object) -> int:
+    """Bytes that a call of what ``make`` returns takes beyond what is there, in a fresh process."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_peak, (make, *arguments))
+
+
+def _peak(make: Callable[..., Callable[[], object]], *arguments: object) -> int:
     torch.set_num_threads(1)
-    side = side_class(architecture, name)(SIZES[architecture][size])
     # Libraries loaded at the first backward pass and step do not count.
     x = torch.nn.Linear(8, 8)
     torch.nn.functional.cross_entropy(x(torch.ones(1, 8)), torch.zeros(1).long()).backward()
     torch.optim.AdamW(x.parameters(), fused=True).step()
+    call = make(*arguments)
     reset_peak()
     before = peak_bytes()
-    with at(precision, "train"):
-        call = prepared(side, "train", precision)
-        for _ in range(3):
-            call()
-    print((peak_bytes() - before) / 2**20)
+    call()
+    return peak_bytes() - before
 
 
 def reset_peak() -> None:
@@ -58,7 +61,3 @@ def peak_bytes() -> int:
         status = Path("/proc/self/status").read_text()
         return int(status.split("VmHWM:")[1].split()[0]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-if __name__ == "__main__":
-    report(*sys.argv[1:])

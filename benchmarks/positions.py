@@ -11,98 +11,65 @@ are already in benchmarks/results/positions.json are not repeated.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import tempfile
+from functools import partial
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
-import torch
-
-from memspan.runs.options import RunConfig, read_config
+import timing
+import trainings
+from memspan.runs.options import read_config
 from shakespeare import PRESETS, add_text, parts
 from sides import Side
-from timing import machine
 
-RESULTS = Path(__file__).resolve().parent / "results" / "positions.json"
 MODELS = ("transformer-xl", "compressive")
-POSITIONS = ("learned", "sinusoidal")
 
 
-def config_of(model: str, positions: str, steps: int | None, seed: int) -> RunConfig[Any]:
-    """The preset with this position term."""
-    config = read_config(PRESETS[model])
-    loop = dataclasses.replace(config.train, steps=steps or config.train.steps, seed=seed)
-    backbone = dataclasses.replace(config.model, positions=positions, max_distance=None)
-    backbone = backbone.for_segments(loop.segment_length)
-    return dataclasses.replace(config, train=loop, model=backbone)
-
-
-def row(model: str, positions: str, steps: int | None, seed: int, text: Path) -> dict[str, Any]:
+def run(job: dict[str, Any], text: Path) -> dict[str, Any]:
     """One training and its scores."""
+    config = read_config(PRESETS[job["model"]])
+    steps = job.get("steps", config.train.steps)
+    loop = dataclasses.replace(config.train, steps=steps, seed=job["seed"])
+    model = dataclasses.replace(config.model, positions=job["positions"], max_distance=None)
+    model = model.for_segments(loop.segment_length)
+    config = dataclasses.replace(config, train=loop, model=model)
     whole, _ = parts(text)
     cut = len(whole) * 9 // 10
     with tempfile.TemporaryDirectory() as folder:
         (part := Path(folder) / "text.txt").write_bytes(whole[:cut].tobytes())
-        side = Side(config_of(model, positions, steps, seed), part)
-        seconds = side.train(side.state.config.train.steps)
-    nats = {"as trained": side.score(whole[cut:])}
-    if positions == "sinusoidal":
-        doubled = {
-            option.name: 2 * getattr(side.state.config.model, option.name)
-            for option in dataclasses.fields(side.state.config.model.memory_options)
-        }
-        nats["twice the memory"] = side.score(whole[cut:], **doubled)
-    return {
-        "model": model,
-        "positions": positions,
-        "seed": seed,
-        "steps": side.step,
-        "parameters": side.n_parameters,
-        "nats": nats,
-        "cpu_seconds": seconds,
-        "machine": machine(),
-    }
-
-
-def summary(rows: list[dict[str, Any]], model: str) -> str:
-    """What sinusoids cost this model: the mean of the paired differences, and its range."""
-    by = {(r["positions"], r["seed"]): r["nats"]["as trained"] for r in rows if r["model"] == model}
-    seeds = sorted({seed for _, seed in by if all((p, seed) in by for p in POSITIONS)})
-    if not seeds:
-        return f"{model}: no seed of both"
-    learned, sinusoidal = ([by[p, seed] for seed in seeds] for p in POSITIONS)
-    more = [s - t for s, t in zip(sinusoidal, learned, strict=True)]
-    spread = f" ± {stdev(more):.4f}" if len(more) > 1 else ""
-    return (
-        f"{model}: learned {mean(learned):.4f}, sinusoidal {mean(sinusoidal):.4f} nats per byte; "
-        f"difference {mean(more):+.4f}{spread} ({min(more):+.4f} to {max(more):+.4f}, "
-        f"{len(seeds)} seeds)"
-    )
+        side = Side(config, part)
+        seconds = side.train(steps)
+    found = {"steps": steps, "parameters": side.n_parameters, "cpu_seconds": seconds}
+    found["nats"] = side.score(whole[cut:])
+    if job["positions"] == "sinusoidal":
+        sizes = [option.name for option in dataclasses.fields(model.memory_options)]
+        doubled = {name: 2 * getattr(model, name) for name in sizes}
+        found["nats_twice"] = side.score(whole[cut:], **doubled)
+    return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = timing.parser(__doc__, results="positions.json")
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
     parser.add_argument("--steps", type=int, help="updates (default: the preset's)")
-    parser.add_argument("--json", type=Path, default=RESULTS, help="where the rows are")
+    trainings.add_options(parser, seeds=(1, 2, 3, 4, 5))
     add_text(parser)
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    rows = json.loads(options.json.read_text()) if options.json.is_file() else []
-    done = {(r["model"], r["positions"], r["seed"]) for r in rows}
-    for model in options.models:
-        for seed in options.seeds:
-            for positions in POSITIONS:
-                if (model, positions, seed) not in done:
-                    rows.append(row(model, positions, options.steps, seed, options.text))
-                    options.json.write_text(json.dumps(rows, indent=1) + "\n")
-        print(summary(rows, model), flush=True)
+    given = {"steps": options.steps} if options.steps else {}
+    jobs = [
+        {"model": model, "positions": positions, "seed": seed} | given
+        for model in options.models
+        for seed in options.seeds
+        for positions in ("learned", "sinusoidal")
+    ]
+    rows = trainings.make(jobs, partial(run, text=options.text), options.json, options.workers)
+    print(trainings.table(rows, ("model", "positions", "steps"), ("nats", "nats_twice")))
+    for (model, steps), group in trainings.grouped(rows, "model", "steps").items():
+        learned, sinusoids = trainings.grouped(group, "positions").values()
+        pairs = zip(learned, sinusoids, strict=False)
+        more = [b["nats"] - a["nats"] for a, b in pairs]
+        print(f"{model}, {steps} steps: sinusoids cost {trainings.spread(more, 4)}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Draw every plot of the documentation anew, from its stored results; nothing is measured.
+"""Draw the plots of the documentation anew, from stored results; nothing is measured. Those of agents:
+agents.py --pictures.
 
 python benchmarks/redraw.py
 """
@@ -12,19 +13,15 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
 import any_span
-import fast_weights_learning
-import feedback_learning
 import learning
 import long_streams
 import programs
-import recall
 import recall_pictures
 import retrieval
-import side_by_side
 import soak
-
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs"
+from page_tables import DOCS
+from timing import RESULTS
+from trainings import rows_in
 
 
 def read(path: Path) -> Any:
@@ -33,16 +30,9 @@ def read(path: Path) -> Any:
 
 def main() -> None:
     any_span.plot()
-    for name, module in (
-        ("compressive-learning", side_by_side),
-        ("fast-weights-learning", fast_weights_learning),
-        ("feedback-learning", feedback_learning),
-    ):
-        image = RESULTS / f"{name}.png"
-        module.plot(read(image)["rows"], image)
-    image = RESULTS / "learning.png"
-    found = read(image)
-    learning.plot(found["curves"], list(found["parameters"].values()), image)
+    for comparison in learning.COMPARISONS:
+        image = RESULTS / f"{comparison}-learning.png"
+        learning.plot(read(image)["rows"], image)
     image = RESULTS / "long-streams.png"
     found = read(image)
     long_streams.plot(found["streams"], found["drifts"], image)
@@ -57,7 +47,7 @@ def main() -> None:
         sizes = found["options"]["width"], found["options"]["favor_features"]
         retrieval.plot(found["rows"], setting, *sizes, image)
     folder = DOCS / "recall"
-    recall_pictures.pictures(recall.rows_in(folder / "recall.json"), folder)
+    recall_pictures.pictures(rows_in(folder / "recall.json"), folder)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ why.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import hashlib
 import json
@@ -30,6 +29,7 @@ import torch
 from rich.console import Console
 
 import memspan
+import timing
 from memspan.data.named import HELD_OUT, SHAKESPEARE
 from memspan.data.prepared import prepare
 from memspan.data.token_files import identity
@@ -40,12 +40,13 @@ from memspan.runs import checkpoints
 from memspan.runs.checkpoint_files import WEIGHTS
 from memspan.runs.folder import BOUND
 from memspan.runs.options import RunConfig, load_config, read_config, to_toml
+from page_tables import markdown
 from shakespeare import PRESETS, add_text
 from timing import machine
 
 TRAINED = HELD_OUT.parent
 """Where the runs ship from."""
-RESULTS = Path(__file__).resolve().parent / "results" / "shipped-runs.json"
+RESULTS = timing.RESULTS / "shipped-runs.json"
 SPAN = "span-{}.json"
 """What was measured of an architecture's run, beside the results."""
 CARD = Path(__file__).with_name("shipped_run.md")
@@ -226,19 +227,16 @@ def measured(name: str) -> dict[str, Any]:
 
 def table(rows: dict[str, dict[str, Any]]) -> str:
     """The runs side by side, in Markdown; docs/guides/trained-runs.md has it."""
-    lines = ["| run | `--model` | parameters | bytes | bits per byte |", "| --- " * 5 + "|"]
-    lines += [
-        f"| `{name}` | `{row['architecture']}` | {row['parameters']:,} | {row['bytes']:,} "
-        f"| {row['bits_per_byte']:.3f} |"
-        for name, row in rows.items()
-    ]
-    return "\n".join(lines)
+    lines = [["run", "`--model`", "parameters", "bytes", "bits per byte"]]
+    for name, row in rows.items():
+        sizes = [f"{row[field]:,}" for field in ("parameters", "bytes")]
+        bits = f"{row['bits_per_byte']:.3f}"
+        lines.append([f"`{name}`", f"`{row['architecture']}`", *sizes, bits])
+    return markdown(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = timing.parser(__doc__)
     parser.add_argument("--work", type=Path, default=Path("runs/shipped"), help="where to train")
     parser.add_argument("--only", nargs="+", default=list(RECIPES), choices=RECIPES, metavar="NAME")
     add_text(parser)

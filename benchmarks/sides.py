@@ -72,6 +72,12 @@ class Side:
         ).nats_per_token
 
 
+def its_own(kind: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Those options that a config has: an LSTM has no heads."""
+    names = {field.name for field in dataclasses.fields(kind)}
+    return {name: value for name, value in options.items() if name in names}
+
+
 def n_parameters(config: RunConfig[Any]) -> int:
     """Of the model that a run's options make, for bytes."""
     model = LanguageModel(ByteTokenizer().vocab_size, config.model, config.embedding)

@@ -11,7 +11,6 @@ first tenth is warm-up. Written: results/soak.json and soak.png.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -26,15 +25,13 @@ import torch
 from rich.console import Console
 
 import plots
+import timing
 from memspan.data.options import DataConfig
 from memspan.models.registry import MODELS
 from memspan.runs.options import RunConfig
 from memspan.training import metrics, start
 from memspan.training.options import TrainConfig
-from resident import MIB, growth, resident
-from timing import machine
-
-RESULTS = Path(__file__).resolve().parent / "results"
+from peak_memory import MIB, growth, resident
 
 
 class Watch(threading.Thread):
@@ -79,12 +76,9 @@ def plot(points: list[dict[str, float]], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = timing.parser(__doc__, results="soak.json")
     parser.add_argument("--minutes", type=float, default=30, help="how long (default: 30)")
     parser.add_argument("--architecture", choices=MODELS, default="transformer-xl")
-    parser.add_argument("--out", type=Path, default=RESULTS / "soak.json", metavar="JSON")
     options = parser.parse_args()
     if options.minutes < 1:
         parser.error("--minutes must be at least 1")
@@ -98,13 +92,12 @@ def main() -> None:
         data=DataConfig("python-stdlib"),
         train=loop,
     )
-    console = Console()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "run"
         watch = Watch(folder, options.minutes * 60)
         watch.start()
         try:
-            start.train(config, folder, console=console)
+            start.train(config, folder, console=Console())
         finally:
             watch.done.set()
             watch.join()
@@ -115,7 +108,7 @@ def main() -> None:
     validations = [r for r in records if "validation_bits_per_byte" in r]
     sizes = [int(point["resident_bytes"]) for point in points]
     result: dict[str, Any] = {
-        "machine": machine(),
+        "machine": timing.machine(),
         "architecture": options.architecture,
         "minutes": points[-1]["seconds"] / 60,
         "steps": records[-1]["step"],
@@ -130,12 +123,9 @@ def main() -> None:
     }
     for name, value in result.items():
         if name != "machine":
-            console.print(
-                f"{name:<36}{value:,.4g}" if isinstance(value, float) else f"{name:<36}{value}"
-            )
-    options.out.write_text(json.dumps(result | {"points": points}) + "\n", encoding="utf-8")
-    plot(points, options.out.with_suffix(".png"))
-    console.print(f"written: {options.out}\nwritten: {options.out.with_suffix('.png')}")
+            print(f"{name:<36}{value:,.4g}" if isinstance(value, float) else f"{name:<36}{value}")
+    options.json.write_text(json.dumps(result | {"points": points}) + "\n", encoding="utf-8")
+    plot(points, options.json.with_suffix(".png"))
 
 
 if __name__ == "__main__":

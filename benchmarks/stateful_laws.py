@@ -15,7 +15,6 @@ file. Both, and ``--page`` alone, end with writing the tables of docs/state-laws
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -33,13 +32,14 @@ import torch
 from torch import nn
 
 import memspan
+import page_tables
+import timing
 from memspan.stateful import Causal
 from memspan.stateful.recipes import RECIPES, build
 from memspan.targets import TYPE
 
-OUT = Path(__file__).parent / "results" / "stateful-laws.json"
-PAGE = Path(__file__).parents[1] / "docs" / "state-laws.md"
-BEGIN, END = "<!-- {}: benchmarks/stateful_laws.py writes from here -->\n", "<!-- to here -->\n"
+OUT = timing.RESULTS / "stateful-laws.json"
+PAGE = page_tables.DOCS / "state-laws.md"
 SINCE = OUT.with_name("stateful-laws-since.json")
 TORCH = {
     "torch.nn.RNN": nn.RNN,
@@ -88,7 +88,7 @@ def asked(model: Any, budget: float) -> str:
 
 def table(models: dict[str, Any]) -> str:
     """What is broken, refused or open, by model and precision, in Markdown."""
-    lines = ["| model | float32: broken | float64: broken | refused | open |", "| --- " * 5 + "|"]
+    lines = [["model", "float32: broken", "float64: broken", "refused", "open"]]
     for name, by_dtype in models.items():
         cells = [name.removeprefix(TYPE)]
         for found in by_dtype.values():
@@ -102,8 +102,8 @@ def table(models: dict[str, Any]) -> str:
                 if f["outcome"] == outcome
             }
             cells.append(", ".join(every))
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        lines.append(cells)
+    return page_tables.markdown(lines)
 
 
 def _cell(law: str, finding: dict[str, Any]) -> str:
@@ -161,14 +161,13 @@ def since_table() -> str:
     stored = json.loads(OUT.read_text())
     releases = json.loads(SINCE.read_text())
     now = stored["versions"]["transformers"]
-    lines = [f"| model | law | {' | '.join(releases)} | {now} |"]
-    lines.append("| --- " * (len(releases) + 3) + "|")
+    lines = [["model", "law", *releases, now]]
     for name, names in broken(stored["models"]).items():
         for law in names:
             cells = [_came(release.get(name, {}), law) for release in releases.values()]
             cells.append(_came(stored["models"][name], law))
-            lines.append(f"| {name.removeprefix(TYPE)} | {law} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+            lines.append([name.removeprefix(TYPE), law, *cells])
+    return page_tables.markdown(lines)
 
 
 def _came(by_dtype: dict[str, Any], law: str) -> str:
@@ -185,20 +184,14 @@ def _came(by_dtype: dict[str, Any], law: str) -> str:
     return str(findings[0]["outcome"])
 
 
-def page() -> str:
-    """docs/state-laws.md with its tables made anew."""
+def tables() -> dict[str, str]:
+    """Of docs/state-laws.md."""
     models = json.loads(OUT.read_text())["models"]
-    text = PAGE.read_text(encoding="utf-8")
-    parts = {"laws": table(models), "asked": continued(models), "since": since_table()}
-    for name, made_anew in parts.items():
-        before, rest = text.split(BEGIN.format(name))
-        _, after = rest.split(END, 1)
-        text = f"{before}{BEGIN.format(name)}{made_anew}\n{END}{after}"
-    return text
+    return {"laws": table(models), "asked": continued(models), "since": since_table()}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = timing.parser(__doc__)
     parser.add_argument("--only", nargs="*", help="models, such as transformers:mamba")
     parser.add_argument("--budget", type=float, default=30.0, help="CPU seconds for each")
     parser.add_argument("--jobs", type=int, default=1, help="models at a time")
@@ -212,7 +205,7 @@ def main() -> None:
     if options.since:
         SINCE.write_text(json.dumps(since(options.since, options.budget), indent=1) + "\n")
     if options.since or options.page:
-        PAGE.write_text(page(), encoding="utf-8")
+        page_tables.write(PAGE, tables())
         return
     results: dict[str, Any] = {
         "versions": {name: metadata.version(name) for name in ("torch", "transformers")},
@@ -238,7 +231,7 @@ def main() -> None:
             # What was reached is kept.
             options.out.write_text(json.dumps(results, indent=1) + "\n")
     if options.out == OUT and not options.only:
-        PAGE.write_text(page(), encoding="utf-8")
+        page_tables.write(PAGE, tables())
 
 
 if __name__ == "__main__":

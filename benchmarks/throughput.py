@@ -8,16 +8,13 @@ peer computes the same function, its weights are copied into our model first and
 gradient are compared in float32: on a difference nothing is measured. Peak memory is what training
 takes beyond the model itself, each side in a process of its own.
 
-Two views of the same rounds. The same setting: every library with one precision of matrix products, for
-each of --precision. As it comes: every library with its own defaults, memspan's being `auto`.
+Every library has the same precision of matrix products, each of --precision in turn.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -26,13 +23,24 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from peak_memory import peak_megabytes
+import timing
+from memspan.precision import multiplies_bfloat16
+from peak_memory import MIB, peak_of
 from peers.registry import ARCHITECTURES, SIZES, side_class
 from peers.side import Side, Size
-from precisions import PRECISIONS, comparisons, processor
-from products import LARGE_OPERATIONS, LARGE_PRODUCT, large_product, operations
 from timing import interleaved, ratio, write
-from works import WORKS, at, own_precision, prepared, segments, tokens_per_call
+from works import (
+    LARGE_OPERATIONS,
+    LARGE_PRODUCT,
+    PRECISIONS,
+    WORKS,
+    at,
+    large_product,
+    operations,
+    prepared,
+    segments,
+    tokens_per_call,
+)
 
 Row = dict[str, Any]
 Key = tuple[str, str]
@@ -78,6 +86,19 @@ def check(ours: Side, theirs: Side, size: Size) -> float:
     return worst
 
 
+def trained(architecture: str, name: str, size: str, precision: str) -> Callable[[], None]:
+    """A few steps of a side, whose peak is taken."""
+    side = side_class(architecture, name)(SIZES[architecture][size])
+
+    def steps() -> None:
+        with at(precision, "train"):
+            call = prepared(side, "train", precision)
+            for _ in range(3):
+                call()
+
+    return steps
+
+
 def measure(
     architecture: str,
     size_name: str,
@@ -115,120 +136,88 @@ def measure(
         console.print(f"{size_name}: {work}")
         calls: dict[Key, Callable[[], object]] = {}
         for name, kind in able.items():
-            for precision in dict.fromkeys([*precisions, own_precision(name, work)]):
+            for precision in precisions:
                 with at(precision, work):
                     calls[name, precision] = prepared(kind(size), work, precision)
         peaks: dict[Key, float] = {}
         multiplied = 0
         if work == "train":
-            peaks = {key: peak_megabytes(architecture, key[0], size_name, key[1]) for key in calls}
-            ours = [precision for name, precision in calls if name == "memspan"]
-            multiplied = operations(calls["memspan", ours[0]])
-            calls |= {(LARGE_PRODUCT, p): large_product(p) for p in ours}
+            peaks = {k: peak_of(trained, architecture, k[0], size_name, k[1]) / MIB for k in calls}
+            multiplied = operations(calls["memspan", precisions[0]])
+            calls |= {(LARGE_PRODUCT, p): large_product(p) for p in precisions}
         times = interleaved(calls, rounds, within=lambda key, work=work: at(key[1], work))
         label = {"architecture": architecture, "work": work, "size": size_name}
         tokens = tokens_per_call(size, work)
         same_function = {n: kind.same_function for n, kind in able.items() if n != "memspan"}
-        rows += compared(label, times, precisions, tokens, same_function, peaks, multiplied)
+        for precision in precisions:
+            own = {name: found for (name, p), found in times.items() if p == precision}
+            peak = {name: round(found, 1) for (name, p), found in peaks.items() if p == precision}
+            row = label | {"precision": precision}
+            rows += compared(row, own, tokens, same_function, peak, multiplied)
     return rows
 
 
 def compared(
     label: Row,
-    times: Mapping[Key, list[float]],
-    precisions: Sequence[str],
+    times: Mapping[str, list[float]],
     tokens: int,
     same_function: Mapping[str, bool],
-    peaks: Mapping[Key, float],
+    peaks: Mapping[str, float],
     multiplied: int,
 ) -> list[Row]:
-    """The rows of one kind of work: every precision with all peers, then without options.
+    """The rows of one kind of work in one precision, of every peer.
 
     Args:
         label: what all rows begin with.
-        times: seconds per call of every side in its precisions, by rounds, and of the large product.
-        precisions: those that all sides were measured in.
+        times: seconds per call of every side, by rounds, and of the large product.
         tokens: of one call.
         same_function: the peers, and whether they compute what ours does; none: ours alone.
         peaks: megabytes, where measured.
         multiplied: operations of our step's matrix products; 0: not counted.
     """
-    rows: list[Row] = []
-    for peer in same_function or [None]:
-        mine, theirs = (own_precision(name or "memspan", label["work"]) for name in (None, peer))
-        for c in comparisons(precisions, mine, theirs):
-            our_times = times["memspan", c.precision]
-            row = label | {
-                **asdict(c),
-                "rounds": len(our_times),
-                "tokens_per_second": round(tokens / median(our_times), 1),
-                "peak_megabytes": _rounded(peaks.get(("memspan", c.precision)), 1),
+    ours = times["memspan"]
+    row = label | {
+        "rounds": len(ours),
+        "tokens_per_second": round(tokens / median(ours), 1),
+        "peak_megabytes": peaks.get("memspan"),
+    }
+    if multiplied:
+        rate = [LARGE_OPERATIONS / t for t in times[LARGE_PRODUCT]]
+        shares = [multiplied / r / t for r, t in zip(rate, ours, strict=True)]
+        row["product_gflops"] = round(median(rate) / 1e9, 1)
+        row["products_share"] = round(median(shares), 3)
+    if not same_function:
+        return [row]
+    rows = []
+    for peer, same in same_function.items():
+        r = ratio(times[peer], ours)
+        rows.append(
+            row
+            | {
+                "peer": peer,
+                "ratio": round(r.middle, 3),
+                "low": round(r.low, 3),
+                "high": round(r.high, 3),
+                "peer_tokens_per_second": round(tokens / median(times[peer]), 1),
+                "same_function": same,
+                "peer_peak_megabytes": peaks.get(peer),
             }
-            if multiplied:
-                rate = [LARGE_OPERATIONS / t for t in times[LARGE_PRODUCT, c.precision]]
-                shares = [multiplied / r / t for r, t in zip(rate, our_times, strict=True)]
-                row["product_gflops"] = round(median(rate) / 1e9, 1)
-                row["products_share"] = round(median(shares), 3)
-            if peer is None:
-                del row["peer_precision"]
-            else:
-                their_times = times[peer, c.peer_precision]
-                r = ratio(their_times, our_times)
-                row |= {
-                    "peer": peer,
-                    "ratio": round(r.middle, 3),
-                    "low": round(r.low, 3),
-                    "high": round(r.high, 3),
-                    "peer_tokens_per_second": round(tokens / median(their_times), 1),
-                    "same_function": same_function[peer],
-                    "peer_peak_megabytes": _rounded(peaks.get((peer, c.peer_precision)), 1),
-                }
-            rows.append(row)
-    return sorted(rows, key=_view_and_precision)
-
-
-def _rounded(value: float | None, digits: int) -> float | None:
-    return None if value is None else round(value, digits)
-
-
-def _view_and_precision(row: Row) -> tuple[bool, int]:
-    return row["setting"] != "same", PRECISIONS.index(row["precision"])
-
-
-def views(rows: list[Row]) -> list[Table | str]:
-    """What is printed: all in the same setting, then each as it comes."""
-    same = table("the same setting for all", [row for row in rows if row["setting"] == "same"])
-    own = [row for row in rows if row["as_it_comes"]]
-    both = [row["precision"] for row in own if row["setting"] == "same"]
-    if len(both) == len(own):
-        return [
-            same,
-            "As it comes, each library by its own defaults: that is "
-            f"{' or '.join(dict.fromkeys(both))} for all on this processor, the rows above, "
-            "measured once.",
-        ]
-    shown: list[Table | str] = [same, table("each library as it comes", own)]
-    if both:
-        shown.append(
-            "Rows with one precision for both are those of the first table, measured once."
         )
-    return shown
+    return rows
 
 
-def table(title: str, rows: list[Row]) -> Table:
+def table(rows: list[Row]) -> Table:
     """More than 1: memspan is faster."""
-    shown = Table(title=f"{title}: memspan against its peers, one thread (ratio: times as fast)")
+    shown = Table(title="memspan against its peers, one thread (ratio: times as fast)")
     for column in ("architecture", "size", "work", "precision", "peer"):
         shown.add_column(column, no_wrap=True)
     for column in ("ratio", "low-high", "tokens/s", "peer's", "peak MB", "peer's", "products"):
         shown.add_column(column, justify="right")
     for row in rows:
         peer = row.get("peer")
-        precisions = dict.fromkeys([row["precision"], row.get("peer_precision", row["precision"])])
         peaks = (row["peak_megabytes"], row.get("peer_peak_megabytes"))
         shown.add_row(
-            *(row[column] for column in ("architecture", "size", "work")),
-            " : ".join(precisions),
+            *(row[column] for column in ("architecture", "size", "work", "precision")),
             peer or "",
             f"{row['ratio']:.2f}" if peer else "",
             f"{row['low']:.2f}-{row['high']:.2f}" if peer else "",
@@ -241,87 +230,48 @@ def table(title: str, rows: list[Row]) -> Table:
 
 
 def main() -> None:
-    sizes = list(dict.fromkeys(name for own in SIZES.values() for name in own))
-    peers = sorted({n for sides in ARCHITECTURES.values() for n in sides} - {"memspan"})
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--architectures",
-        nargs="+",
-        choices=ARCHITECTURES,
-        default=list(ARCHITECTURES),
-        metavar="NAME",
-        help=f"any of {', '.join(ARCHITECTURES)} (default: all)",
-    )
-    parser.add_argument(
-        "--sizes",
-        nargs="+",
-        choices=sizes,
-        default=sizes,
-        metavar="SIZE",
-        help=f"any of {', '.join(sizes)}, where the architecture has it (default: all)",
-    )
-    parser.add_argument(
-        "--work",
-        nargs="+",
-        choices=WORKS,
-        default=list(WORKS),
-        metavar="WORK",
-        help=f"any of {', '.join(WORKS)} (default: all)",
-    )
-    parser.add_argument(
-        "--peers",
-        nargs="+",
-        choices=peers,
-        default=peers,
-        metavar="PEER",
-        help=f"any of {', '.join(peers)} (default: all)",
-    )
+    peers = {n for sides in ARCHITECTURES.values() for n in sides} - {"memspan"}
+    sizes = dict.fromkeys(name for own in SIZES.values() for name in own)
+    chosen = {
+        "--architectures": list(ARCHITECTURES),
+        "--sizes": list(sizes),
+        "--work": list(WORKS),
+        "--peers": sorted(peers),
+    }
+    parser = timing.parser(__doc__, rounds=7, results="latest.json")
+    for option, names in chosen.items():
+        about = f"any of {', '.join(names)} (default: all)"
+        parser.add_argument(
+            option, nargs="+", choices=names, default=names, metavar="NAME", help=about
+        )
     parser.add_argument(
         "--precision",
         nargs="+",
         choices=PRECISIONS,
-        metavar="PRECISION",
-        help=f"the same settings: any of {', '.join(PRECISIONS)} (default: those that this processor "
-        "has use for)",
-    )
-    parser.add_argument("--rounds", type=int, default=7, help="rounds (default: 7)")
-    parser.add_argument(
-        "--json",
-        type=Path,
-        default=Path(__file__).resolve().parent / "results" / "latest.json",
-        metavar="PATH",
-        help="where the rows go (default: benchmarks/results/latest.json)",
+        default=list(PRECISIONS if multiplies_bfloat16() else PRECISIONS[:1]),
+        help="default: those that are fast on this processor",
     )
     options = parser.parse_args()
-    if options.rounds < 1:
-        parser.error("--rounds must be at least 1")
     torch.set_num_threads(1)
     console = Console()
-    here = processor()
-    precisions = options.precision or here.precisions
-    console.print(f"the same settings: {', '.join(precisions)} (processor: {here.capability})")
-    if set(precisions) - set(here.precisions):
-        console.print(
-            "warning: PyTorch has no fast bfloat16 products for this processor: medium changes "
-            "nothing, and bfloat16 is many times slower than float32",
-            style="yellow",
-        )
     rows: list[Row] = []
     for architecture in options.architectures:
         listed = [p for p in ARCHITECTURES[architecture] if p in options.peers]
         for size in [name for name in SIZES[architecture] if name in options.sizes]:
             rows += measure(
-                architecture, size, options.work, listed, precisions, options.rounds, console
+                architecture,
+                size,
+                options.work,
+                listed,
+                options.precision,
+                options.rounds,
+                console,
             )
     if not rows:
         parser.error(
             "nothing to measure: no architecture has these sizes, works and peers together"
         )
-    wide = Console(width=None if console.is_terminal else 150)
-    for view in views(rows):
-        wide.print(view)
+    Console(width=None if console.is_terminal else 150).print(table(rows))
     write(options.json, rows)
     console.print(f"written: {options.json}")
 

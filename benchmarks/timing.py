@@ -2,26 +2,54 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import gc
 import json
 import os
 import platform
+import re
 import shlex
 import sys
 import time
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
 import torch
 
-from precisions import processor
+from memspan.precision import multiplies_bfloat16
 
 Key = TypeVar("Key", bound=Hashable)
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def parser(about: str | None, rounds: int = 0, results: str = "") -> argparse.ArgumentParser:
+    """With a docstring as its help, and the options ``--rounds`` and ``--json`` where it has them.
+
+    Args:
+        about: the docstring.
+        rounds: how many by default; 0: no such option.
+        results: the file in benchmarks/results; none: no such option.
+    """
+    made = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    if rounds:
+        made.add_argument("--rounds", type=_positive, default=rounds, help="rounds (%(default)s)")
+    if results:
+        where = f"where the rows go (benchmarks/results/{results})"
+        made.add_argument("--json", type=Path, default=RESULTS / results, help=where)
+    return made
+
+
+def _positive(given: str) -> int:
+    if int(given) < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return int(given)
 
 
 @dataclass(frozen=True)
@@ -94,8 +122,11 @@ def ratio(theirs: list[float], ours: list[float]) -> Ratio:
 def machine() -> dict[str, object]:
     """Where and how the figures were measured."""
     return {
-        "cpu": _cpu(),
-        **asdict(processor()),
+        "cpu": (_cpu_lines("model name") or [platform.processor()])[0],
+        # What it selects its own kernels for, and whether its library of products has bfloat16.
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "multiplies_bfloat16": multiplies_bfloat16(),
+        "flags": _vector_flags(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
@@ -116,10 +147,16 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text(json.dumps({"rows": rows, "machine": machine()}, indent=1) + "\n")
 
 
-def _cpu() -> str:
+def _cpu_lines(name: str) -> list[str]:
+    """What Linux says of the processor under a name that begins so."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return platform.processor()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+        return []
+    return [line.split(":", 1)[1].strip() for line in lines if re.match(rf"({name})\s*:", line)]
+
+
+def _vector_flags() -> list[str]:
+    """Its vector and matrix instructions; none where unknown. "flags" on x86, "Features" on ARM."""
+    flags = (_cpu_lines("flags|Features") or [""])[0].split()
+    return sorted(flag for flag in flags if re.search("avx|amx|bf16|fma|sve|asimd", flag))

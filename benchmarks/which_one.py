@@ -12,27 +12,26 @@ benchmarks/results/memory-worth.json, answers from docs/recall/recall.json.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import mean, median
 from typing import Any
 
 import torch
 
+import page_tables
+import timing
+import trainings
 from memspan.models import CompressiveConfig, LanguageModel
 from memspan.models.options import BackboneConfig
 from memspan.runs.options import RunConfig
 from shakespeare import add_text, parts, preset
 from sides import Side
-from timing import interleaved, write
+from timing import RESULTS, interleaved, write
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
-PAGE = ROOT / "docs" / "which-one.md"
-BEGIN, END = "<!-- benchmarks/which_one.py writes from here -->\n", "<!-- to here -->\n"
+PAGE = page_tables.DOCS / "which-one.md"
 ROWS = 8
 """Read side by side."""
 NAMES = {
@@ -104,18 +103,14 @@ def measure(text: Path, rounds: int) -> None:
 
 def quality(model: str) -> str:
     """Nats per byte on the last tenth of Tiny Shakespeare, memory carried."""
-    runs = json.loads((RESULTS / "memory-worth.json").read_text())["runs"]
-    nats = [
-        r["nats"]
-        for r in runs
-        if r["model"] == model and r["side"] == "carried" and r["steps"] is None
-    ]
-    return f"{mean(nats):.3f} ± {stdev(nats):.3f}" if len(nats) > 1 else f"{mean(nats):.3f}"
+    wanted = {"model": model, "side": "carried", "steps": None}
+    rows = trainings.rows_in(RESULTS / "memory-worth.json")
+    return trainings.spread([r["nats"] for r in rows if wanted.items() <= r.items()])
 
 
 def recalled(model: str, distance: int) -> str:
     """Right answers, in %, to questions about something so many tokens back, to half an octave."""
-    rows = json.loads((ROOT / "docs" / "recall" / "recall.json").read_text())
+    rows = trainings.rows_in(page_tables.DOCS / "recall" / "recall.json")
     rows = [r for r in rows if r["panel"] == "time" and r["model"] == NAMES[model][1]]
     if not rows:
         return "not measured"
@@ -123,48 +118,32 @@ def recalled(model: str, distance: int) -> str:
     return f"{100 * mean(nearest):.0f} %"
 
 
-def table() -> str:
+def tables() -> dict[str, str]:
     """The page's tables, a row for each architecture: what it gives, what it costs."""
     measured = json.loads((RESULTS / "which-one.json").read_text())
-    gives = [
-        "| gives | nats per byte | recall at 50 | at 150 | at 1,000 tokens |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    costs = [
-        "| costs | train, µs/token | read | write | memory | per token in it |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
+    gives = [["gives", "nats per byte", "recall at 50", "at 150", "at 1,000 tokens"]]
+    costs = [["costs", "train, µs/token", "read", "write", "memory", "per token in it"]]
     for row in measured["rows"]:
         name, reached, n_bytes = NAMES[row["model"]][0], row["reach"], row["memory_bytes"]
         right = [recalled(row["model"], distance) for distance in (50, 150, 1000)]
-        gives.append("| " + " | ".join([name, quality(row["model"]), *right]) + " |")
+        gives.append([name, quality(row["model"]), *right])
         times = [f"{row[f'{work}_microseconds']:,.0f}" for work in ("train", "read", "write")]
         per_token = f"{n_bytes / reached:,.0f} B" if reached else "no places"
-        cells = [name, *times, f"{n_bytes / 1024:,.1f} KiB", per_token]
-        costs.append("| " + " | ".join(cells) + " |")
+        costs.append([name, *times, f"{n_bytes / 1024:,.1f} KiB", per_token])
     where = measured["machine"]
     ran_on = f"Costs: one core of an {where['cpu']}, {where['capability']}, {where['date']}."
-    return "\n".join([*gives, "", *costs, "", ran_on]) + "\n"
-
-
-def page() -> str:
-    """docs/which-one.md with its tables made anew."""
-    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-    return before + BEGIN + table() + END + rest.split(END)[1]
+    parts = (page_tables.markdown(gives), page_tables.markdown(costs), ran_on)
+    return {"gives and costs": "\n\n".join(parts)}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = timing.parser(__doc__, rounds=7)
     add_text(parser)
-    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--page", action="store_true", help="write the tables alone")
     options = parser.parse_args()
     if not options.page:
         measure(options.text, options.rounds)
-    PAGE.write_text(page(), encoding="utf-8")
-    print(table())
+    page_tables.write(PAGE, tables())
 
 
 if __name__ == "__main__":

@@ -20,9 +20,8 @@ JSON file are not repeated, so that the script can be stopped and started again.
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import multiprocessing
+import sys
 import time
 from collections import deque
 from pathlib import Path
@@ -37,6 +36,9 @@ from recall_peers import Peer
 from recall_pictures import pictures
 from recall_task import Recall
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
+from trainings import make, rows_in
+
 ROWS = 16
 RATES, TRIAL = (2e-3, 4e-3, 8e-3), 50.0
 """Learning rates that are tried, and the CPU seconds of a trial."""
@@ -50,8 +52,7 @@ TEST_ROWS, TEST_SEED = 32, 1_000_000
 
 
 def train(job: dict[str, Any]) -> dict[str, Any]:
-    """Train one model, score it and return a row."""
-    torch.set_num_threads(1)
+    """Train one model and score it."""
     # Trials of learning rates are on the task of the first panel.
     name, panel, seconds = job["model"], PANELS.get(job["panel"], PANELS["time"]), job["seconds"]
     torch.manual_seed(job["seed"])
@@ -89,7 +90,7 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     found = score(model, name, panel)
     read = step * ROWS * SEGMENT
     parameters = sum(p.numel() for p in model.parameters())
-    return job | {"cpu_seconds": round(clock, 1), "tokens": read, "parameters": parameters} | found
+    return {"cpu_seconds": round(clock, 1), "tokens": read, "parameters": parameters} | found
 
 
 def learned(name: str, distances: Tensor, losses: Tensor | None, last: deque[Tensor]) -> bool:
@@ -148,30 +149,6 @@ def answers(model: LanguageModel | Peer, task: Recall, live: int) -> tuple[Tenso
 # ----- Runs
 
 
-def run_all(jobs: list[dict[str, Any]], path: Path, workers: int) -> None:
-    """Do the jobs that are not in the file, and add each row to it."""
-    done = [{key: row.get(key) for key in jobs[0]} for row in rows_in(path)] if jobs else []
-    waiting = [job for job in jobs if job not in done]
-    if not waiting:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        for row in pool.imap_unordered(train, waiting):
-            curve = " ".join(f"{accuracy:.2f}" for _, accuracy in row["curve"])
-            print(
-                f"{row['panel']:<6}{row['model']:<32}seed {row['seed']} rate {row['rate']:g} "
-                f"{row['cpu_seconds']:6.0f} s  level {row['level']:.3f}  {curve}",
-                flush=True,
-            )
-            # Read again: another call may have added its own. A row a line.
-            rows = sorted(map(json.dumps, [*rows_in(path), row]))
-            path.write_text("[\n" + ",\n".join(rows) + "\n]\n")
-
-
-def rows_in(path: Path) -> list[dict[str, Any]]:
-    return json.loads(path.read_text()) if path.exists() else []
-
-
 def trials(names: list[str]) -> list[dict[str, Any]]:
     return [
         {"panel": "rates", "model": name, "seed": 0, "rate": rate, "seconds": TRIAL}
@@ -202,7 +179,7 @@ def main() -> None:
     path = options.out / "recall.json"
     if options.panel != "pictures":
         names = options.models or list(PANELS[options.panel].models)
-        run_all(trials(names), path, options.workers)
+        make(trials(names), train, path, options.workers)
         job: dict[str, Any] = {"panel": options.panel, "seconds": options.seconds}
         if options.panel == "level":
             job["seconds"] = options.limit
@@ -212,7 +189,7 @@ def main() -> None:
             for seed in options.seeds
             for name in names
         ]
-        run_all(jobs, path, options.workers)
+        make(jobs, train, path, options.workers)
     shown = options.models or CONTESTANTS
     pictures([row for row in rows_in(path) if row["model"] in shown], options.out)
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import builtins
+import contextlib
+import ctypes
+import errno
 import os
 import random
 import re
-import resource
 import shutil
 import signal
 import subprocess
-import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from faults.injection import after, at_operations, die, failing, in_saves
-from faults.mounts import mount, mounted
-from faults.processes import LIMIT, Process, ended, new_process, run, start, started_by
 from faults.runs import (
     EVALUATE,
     GENERATE,
@@ -24,155 +26,220 @@ from faults.runs import (
     RESUME,
     SAVE_EVERY,
     STEPS,
-    TEXT,
-    TWO,
     Failure,
+    Place,
     Reference,
-    difference,
-    finish,
-    fresh,
-    outcome,
     scores_of,
-    steps_of,
-    train_arguments,
 )
+from memspan.training.checkpointer import Checkpointer
+
+Fault = Callable[[str], None]
+"""What happens at an operation of the file system, given its name."""
 
 
-def kill_at_any_moment(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
-    fresh(home, reference)
-    arguments, newest = train_arguments(name), 0
-    for _ in range(draw.choice([1, 1, 2])):
-        process = start(arguments, home)
-        time.sleep(draw.uniform(0.02, 0.95) * reference.seconds)
-        newest = max([newest, *steps_of(home / "run")])
+@dataclass
+class Trial(Place):
+    """A place with an undisturbed run beside it, and the draws of this trial."""
+
+    reference: Reference
+    draw: random.Random
+
+    def prepare(self, stopped: bool = False) -> None:
+        """A place to train in, with or without the run that was stopped."""
+        self.home.mkdir(parents=True)
+        for name in ("cache", *(["run", "read.memory"] if stopped else [])):
+            # cp keeps hard links, as between the best checkpoint and the published weights.
+            source = str(self.reference.home / name)
+            subprocess.run(["cp", "-a", source, str(self.home)], check=True)
+
+    def resume(self, newest: int = 0) -> None:
+        self.finish(self.reference.result, newest)
+
+
+def at_operations(before: Fault) -> None:
+    """Call ``before`` ahead of every write operation of this process on a file system."""
+
+    def wrapped(name: str, original: Any) -> Any:
+        def operation(*arguments: Any, **options: Any) -> Any:
+            before(name)
+            return original(*arguments, **options)
+
+        return operation
+
+    def opened(path: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+        if set(mode) & set("wax+"):
+            before("open")
+        return original_open(path, mode, *arguments, **options)
+
+    original_open = builtins.open
+    for name in ("replace", "link", "unlink", "mkdir", "rmdir", "fsync"):
+        setattr(os, name, wrapped(name, getattr(os, name)))
+    builtins.open = opened  # type: ignore[assignment]
+
+
+def in_saves(fault: Fault, step: int | None = None) -> Callable[[], None]:
+    """A hook: ``fault`` at every operation of all saves, or of the one at this step."""
+
+    def hook() -> None:
+        inside = False
+
+        def before(name: str) -> None:
+            if inside:
+                fault(name)
+
+        def save(self: Checkpointer) -> None:
+            nonlocal inside
+            inside = step in (None, self._state.step)
+            original(self)
+            inside = False
+
+        original = Checkpointer.save
+        Checkpointer.save = save  # type: ignore[method-assign]
+        at_operations(before)
+
+    return hook
+
+
+def count_operations(descriptor: int) -> Callable[[], None]:
+    """A hook that writes a byte for every operation of the save in the middle."""
+
+    def count(name: str) -> None:
+        os.write(descriptor, b".")
+
+    return in_saves(count, MIDDLE)
+
+
+def die(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def failing(number: int) -> Fault:
+    def fault(name: str) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fault
+
+
+def after(count: int, fault: Fault) -> Fault:
+    """``fault`` at the operation after ``count`` others and at all later ones."""
+    done = 0
+
+    def before(name: str) -> None:
+        nonlocal done
+        if done >= count:
+            fault(name)
+        done += 1
+
+    return before
+
+
+def mount(*arguments: str) -> None:
+    subprocess.run(["mount", *arguments], check=True, capture_output=True)
+
+
+@contextlib.contextmanager
+def mounted(kind: str, place: Path, options: str = "") -> Iterator[None]:
+    if kind == "bind":
+        mount("--bind", str(place), str(place))
+    else:
+        mount("-t", kind, "-o", options, "none", str(place))
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def own_mounts() -> bool:
+    """Give this process its own mounts, which end with it; returns whether that is allowed."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "unshare") or libc.unshare(0x20000) != 0:
+        return False
+    try:
+        mount("--make-rprivate", "/")
+        with tempfile.TemporaryDirectory() as folder, mounted("bind", Path(folder)):
+            return True
+    except (subprocess.CalledProcessError, OSError):
+        return False
+
+
+def kill_at_any_moment(trial: Trial) -> str:
+    trial.prepare()
+    arguments, newest = trial.training(), 0
+    for _ in range(trial.draw.choice([1, 1, 2])):
+        process = trial.start(arguments)
+        time.sleep(trial.draw.uniform(0.02, 0.95) * trial.reference.seconds)
+        newest = max(newest, trial.newest())
         process.kill()
-        if not (home / "run" / "config.toml").exists():
+        if not (trial.folder / "config.toml").exists():
             newest = 0
             break
         arguments = RESUME
-    finish(home, name, reference.result, newest)
+    trial.resume(newest)
     return "survived"
 
 
-def kill_in_a_save(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
+def kill_in_a_save(trial: Trial) -> str:
     """Before a random operation of a random save, and again while resuming."""
-    fresh(home, reference)
-    arguments = train_arguments(name)
-    for _ in range(2):
-        count = draw.randrange(reference.operations * STEPS // SAVE_EVERY)
-        run(arguments, home, in_saves(lambda step: True, after(count, die)))
-        arguments = RESUME
-    newest = max(steps_of(home / "run"), default=0)
-    finish(home, name, reference.result, newest)
+    trial.prepare()
+    for arguments in (trial.training(), RESUME):
+        count = trial.draw.randrange(trial.reference.operations * STEPS // SAVE_EVERY)
+        trial.run(arguments, in_saves(after(count, die)))
+    trial.resume(trial.newest())
     return "survived"
 
 
-def torn_by(number: int | None, at: int) -> Callable[..., str]:
-    """A save that is killed before operation `at` (`number` None) or fails there with `number`."""
+def torn_by(number: int | None, at: int) -> Callable[[Trial], str]:
+    """A save that is killed before operation ``at`` (``number`` None) or fails there with it."""
 
-    def test(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
-        fresh(home, reference)
+    def test(trial: Trial) -> str:
+        trial.prepare()
         fault = die if number is None else failing(number)
-        done = run(
-            train_arguments(name), home, in_saves(lambda s: s == MIDDLE, after(at, fault, True))
-        )
-        expected = (
-            done.code == -signal.SIGKILL
-            if number is None
-            else (done.refused is not None or done.code == 0)
-        )
-        if not expected:
-            raise Failure(str(done))
-        finish(home, name, reference.result, newest=MIDDLE - SAVE_EVERY)
-        return "survived" if number is None or done.code == 0 else "refused"
+        done = trial.run(trial.training(), in_saves(after(at, fault), MIDDLE))
+        killed = done.code == -signal.SIGKILL
+        done.must(killed if number is None else bool(done.refused) or done.code == 0)
+        trial.resume(newest=MIDDLE - SAVE_EVERY)
+        return "refused" if done.refused else "survived"
 
     return test
 
 
-def full_disk(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
-    fresh(home, reference)
-    size = sum(p.stat().st_size for p in (reference.home / "whole").rglob("*") if p.is_file())
-    disk = home / "run"
-    disk.mkdir()
+def full_disk(trial: Trial) -> str:
+    trial.prepare()
+    trial.folder.mkdir()
     # The system counts in pages, and renaming needs no space: from none to almost enough.
-    pages = 1 + draw.randrange(int(0.95 * size) // 4096)
-    with mounted("tmpfs", disk, f"size={4096 * pages}"):
-        done = run(train_arguments(name), home)
-        newest = max(steps_of(disk), default=0)
-        if done.refused is None:
-            raise Failure(str(done))
-        mount("-o", "remount,size=100m", str(disk))
-        finish(home, name, reference.result, newest)
+    pages = 1 + trial.draw.randrange(int(0.95 * trial.reference.n_bytes) // 4096)
+    with mounted("tmpfs", trial.folder, f"size={4096 * pages}"):
+        done = trial.run(trial.training())
+        done.must(bool(done.refused))
+        mount("-o", "remount,size=100m", str(trial.folder))
+        trial.resume(trial.newest())
     return "refused"
 
 
-def file_size_limit(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
-    """Where mounting is not allowed: no file may grow beyond a limit."""
-    fresh(home, reference)
-    largest = max(p.stat().st_size for p in (reference.home / "whole").rglob("*") if p.is_file())
-    limit = draw.randrange(1, largest)
-    done = run(
-        train_arguments(name),
-        home,
-        lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
-    )
-    if done.refused is None:
-        raise Failure(str(done))
-    finish(home, name, reference.result, max(steps_of(home / "run"), default=0))
-    return "refused"
-
-
-def read_only(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
+def read_only(trial: Trial) -> str:
     """A read-only mount: the run can be used, resuming is refused, and works again afterwards."""
-    fresh(home, reference, stopped=True)
-    before, newest = outcome(home / "run"), max(steps_of(home / "run"))
-    with mounted("bind", home / "run", ""):
-        mount("-o", "remount,bind,ro", str(home / "run"))
-        if scores_of(run(EVALUATE, home)) != reference.scores:
-            raise Failure("the evaluation differs")
-        verb = draw.choice([RESUME, train_arguments(name)])
-        done = run(verb, home)
-        if done.refused is None:
-            raise Failure(str(done))
-    if wrong := difference(home / "run", before):
-        raise Failure(f"changed though read-only: {wrong}")
-    finish(home, name, reference.result, newest)
+    trial.prepare(stopped=True)
+    before = trial.outcome()
+    with mounted("bind", trial.folder):
+        mount("-o", "remount,bind,ro", str(trial.folder))
+        done = trial.run(EVALUATE)
+        done.must(done.code == 0 and scores_of(done) == trial.reference.scores)
+        done = trial.run(trial.draw.choice([RESUME, trial.training()]))
+        done.must(bool(done.refused))
+    trial.must_be(before)
+    trial.resume(trial.newest())
     return "refused"
 
 
-def becomes_read_only(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
-    """The checkpoints' folder is made immutable while training writes there."""
-    fresh(home, reference)
-    process = start(train_arguments(name), home)
-    folder, end = home / "run" / "checkpoints", time.monotonic() + LIMIT
-    while len(steps_of(home / "run")) < 2 and time.monotonic() < end:
-        time.sleep(0.01)
-    time.sleep(draw.uniform(0, 0.3) * reference.seconds)
-    subprocess.run(["chattr", "+i", str(folder)], check=True)
-    try:
-        done, newest = process.wait(), max(steps_of(home / "run"))
-    finally:
-        subprocess.run(["chattr", "-i", str(folder)], check=True)
-    if done.refused is None and done.code != 0:
-        raise Failure(str(done))
-    finish(home, name, reference.result, newest)
-    return "refused" if done.code else "survived"
-
-
-def fails_from(number: int) -> Callable[..., str]:
+def fails_from(number: int) -> Callable[[Trial], str]:
     """From a random operation on, all operations fail, including those of the clean-up."""
 
-    def test(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
-        fresh(home, reference)
-        count = draw.randrange(reference.operations * STEPS // SAVE_EVERY)
-
-        def hook() -> None:
-            at_operations(after(count, failing(number), lasting=True))
-
-        done = run(train_arguments(name), home, hook)
-        if done.refused is None and done.code != 0:
-            raise Failure(str(done))
-        finish(home, name, reference.result, max(steps_of(home / "run"), default=0))
+    def test(trial: Trial) -> str:
+        trial.prepare()
+        count = trial.draw.randrange(trial.reference.operations * STEPS // SAVE_EVERY)
+        done = trial.run(trial.training(), lambda: at_operations(after(count, failing(number))))
+        done.must(bool(done.refused) or done.code == 0)
+        trial.resume(trial.newest())
         return "refused" if done.code else "survived"
 
     return test
@@ -191,34 +258,30 @@ def damage(path: Path, how: str, draw: random.Random) -> None:
         file.truncate()
 
 
-def damaged(file: str, how: str) -> Callable[..., str]:
-    def test(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
-        fresh(home, reference, stopped=True)
-        path = sorted(home.glob(file))[-1]
-        damage(path, how, draw)
-        refusals = []
+def damaged(file: str, how: str) -> Callable[[Trial], str]:
+    def test(trial: Trial) -> str:
+        trial.prepare(stopped=True)
+        path = sorted(trial.home.glob(file))[-1]
+        damage(path, how, trial.draw)
+        refused = False
         for arguments, expected, read_out in (
-            (EVALUATE, reference.scores, scores_of),
-            (GENERATE, reference.text, lambda done: done.out),
+            (EVALUATE, trial.reference.scores, scores_of),
+            (GENERATE, trial.reference.text, lambda done: done.out),
         ):
-            done = run(arguments, home)
+            done = trial.run(arguments)
+            done.must(bool(done.refused) or done.code == 0)
             if done.code == 0 and read_out(done) != expected:
                 raise Failure(f"{arguments[0]} differs silently")
-            if done.code != 0 and done.refused is None:
-                raise Failure(f"{arguments[0]}: {done}")
-            refusals += [done.refused] if done.code else []
-        done = run(RESUME, home)
+            refused |= done.code != 0
+        done = trial.run(RESUME)
         if done.code == 0:
             # Training does not depend on its records.
-            ignore = ("metrics",) if path.name == "metrics.jsonl" else ()
-            if wrong := difference(home / "run", reference.result, ignore):
-                raise Failure(f"resumed to another result: {wrong}")
-            return "refused" if refusals else "survived"
-        if done.refused is None:
-            raise Failure(f"resume: {done}")
+            trial.must_be(trial.reference.result, "metrics" if path.name == "metrics.jsonl" else "")
+            return "refused" if refused else "survived"
+        done.must(bool(done.refused))
         if move := re.search(r"or move (\S+) away", done.refused):
-            shutil.move(home / move[1], home / "away")
-            finish(home, name, reference.result)
+            shutil.move(trial.home / move[1], trial.home / "away")
+            trial.resume()
         elif "checkpoints" in str(path):
             raise Failure(f"no way back is named: {done.refused}")
         return "refused"
@@ -226,232 +289,65 @@ def damaged(file: str, how: str) -> Callable[..., str]:
     return test
 
 
-def training_until(home: Path, name: str, draw: random.Random) -> Process:
-    """A training process, stopped (SIGSTOP) after a few checkpoints."""
-    process = start(train_arguments(name), home)
-    wanted, end = draw.randrange(1, 6) * SAVE_EVERY, time.monotonic() + LIMIT
-    while max(steps_of(home / "run"), default=0) < wanted:
-        if time.monotonic() > end:
-            raise Failure(f"no checkpoint after {LIMIT} s: {process.kill()}")
-        time.sleep(0.005)
-    os.kill(process.pid, signal.SIGSTOP)
-    return process
-
-
-def moved_while_training(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
-    """Another run takes the folder's name: it is left alone, and the trainer stops."""
-    fresh(home, reference)
-    process = training_until(home, name, draw)
-    folder, newest = home / "run", max(steps_of(home / "run"))
-    folder.rename(home / "moved")
-    if replaced := draw.random() < 0.7:
-        shutil.copytree(reference.home / "whole", folder)
-    os.kill(process.pid, signal.SIGCONT)
-    done = process.wait()
-    if "was moved, deleted or replaced" not in (done.refused or ""):
-        raise Failure(str(done))
-    if replaced:
-        if wrong := difference(folder, reference.result):
-            raise Failure(f"the other run was changed: {wrong}")
-        shutil.rmtree(folder)
-    if folder.exists():
-        raise Failure("the folder was made again")
-    (home / "moved").rename(folder)
-    finish(home, name, reference.result, newest)
-    return "refused"
-
-
-def corpus_changed(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
-    """One byte of the text, in any split, or a border between two documents, is changed."""
-    fresh(home, reference, stopped=True)
-    content = bytearray((home / TEXT).read_bytes())
-    texts = home / "texts"
-    texts.mkdir()
-    if draw.random() < 0.3:
-        cut = draw.randrange(1, len(content))
-        (texts / "a.txt").write_bytes(content[:cut])
-        (texts / "b.txt").write_bytes(content[cut:])
-    else:
-        # Half of them outside the training text.
-        low = draw.choice([0, len(content) * 9 // 10])
-        content[draw.randrange(low, len(content))] ^= 1
-        (texts / "a.txt").write_bytes(content)
-    before, newest = outcome(home / "run"), max(steps_of(home / "run"))
-    done = run([*RESUME, "--data.corpus", "texts"], home)
-    if "is not what this run was trained on" not in (done.refused or ""):
-        raise Failure(str(done))
-    if wrong := difference(home / "run", before):
-        raise Failure(f"changed though refused: {wrong}")
-    finish(home, name, reference.result, newest)
-    return "refused"
-
-
-def spoiled_code(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
-    """A file of compiled code is damaged or replaced: it is compiled again, and a line says so."""
-    fresh(home, reference)
-    path = draw.choice(sorted(home.glob("cache/code-*/*")))
-    how = draw.choice(["bit", "gone", "pipe", "endless", "writable"])
-    if how == "bit":
-        damage(path, "flip", draw)
-    elif how == "writable":
-        path.chmod(0o666)
-    else:
-        path.unlink()
-    if how == "pipe":
-        os.mkfifo(path)
-    elif how == "endless":
-        path.symlink_to("/dev/zero")
-    (path.parent / "tmpleft").mkdir()
-    done = run(train_arguments(name), home)
-    if done.code != 0 or "compiling" not in done.err:
-        raise Failure(f"{how} {path.name}: {done}")
-    if (path.parent / "tmpleft").exists():
-        raise Failure("what a killed compilation left is still there")
-    finish(home, name, reference.result)
-    return "survived"
-
-
-def untrusted_code(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
-    """The folder of compiled code is open to others, or a link: it is not used; a line says so."""
-    fresh(home, reference)
-    (folder,) = home.glob("cache/code-*")
-    if draw.choice([True, False]):
-        folder.chmod(0o777)
-    else:
-        folder.rename(home / "elsewhere")
-        folder.symlink_to(home / "elsewhere")
-    done = run(train_arguments(name), home)
-    lines = [line for line in done.err.splitlines() if "compiled code cannot be kept" in line]
-    if done.code != 0 or len(lines) != 1:
-        raise Failure(str(done))
-    # PyTorch's loops round differently: the weights must be those of a reference run that uses them.
-    shutil.rmtree(home / "run")
-    shutil.rmtree(home / "cache")
-    subprocess.run(["cp", "-a", str(reference.home / "cache"), str(home)], check=True)
-    done = run(train_arguments(name), home)
-    if done.code != 0:
-        raise Failure(str(done))
-    finish(home, name, reference.result)
-    return "refused"
-
-
-def second_trainer(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
+def second_trainer(trial: Trial) -> str:
     """While one trains, a second is refused; when the first is killed, a third continues at once."""
-    fresh(home, reference)
-    first = start(train_arguments(name), home)
-    checkpoints, end = draw.randrange(1, 5), time.monotonic() + LIMIT
-    while max(steps_of(home / "run"), default=0) < checkpoints * SAVE_EVERY:
-        if time.monotonic() > end:
-            raise Failure(f"no checkpoint after {LIMIT} s: {first.kill()}")
-        time.sleep(0.005)
+    trial.prepare()
+    first = trial.start(trial.training())
+    trial.wait_for(trial.draw.randrange(1, 5) * SAVE_EVERY, first)
     os.kill(first.pid, signal.SIGSTOP)  # so that it is certainly still training
-    for arguments in (RESUME, train_arguments(name)):
-        done = run(arguments, home)
-        if "another process is training" not in (done.refused or ""):
-            raise Failure(str(done))
+    for arguments in (RESUME, trial.training()):
+        done = trial.run(arguments)
+        done.must("another process is training" in done.refused)
     os.kill(first.pid, signal.SIGCONT)
-    newest = max(steps_of(home / "run"))
-    if draw.random() < 0.5:
+    newest = trial.newest()
+    if trial.draw.random() < 0.5:
         first.kill()
-    elif (done := first.wait()).code != 0:
-        raise Failure(str(done))
-    finish(home, name, reference.result, newest)
+    else:
+        done = first.wait()
+        done.must(done.code == 0)
+    trial.resume(newest)
     return "refused"
 
 
-def started_together(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
-    fresh(home, reference)
-    both = [start(train_arguments(name), home) for _ in range(2)]
-    done = [process.wait() for process in both]
-    if sorted(d.code for d in done) != [0, 2] or not any(d.refused for d in done):
-        raise Failure("; ".join(map(str, done)))
-    if wrong := difference(home / "run", reference.result):
-        raise Failure(f"differs: {wrong}")
+def started_together(trial: Trial) -> str:
+    trial.prepare()
+    both = [trial.start(trial.training()) for _ in range(2)]
+    done = sorted((process.wait() for process in both), key=lambda each: each.code)
+    done[0].must(done[0].code == 0)
+    done[1].must(bool(done[1].refused))
+    trial.must_be(trial.reference.result)
     return "refused"
 
 
-def kill_of_two(which: str) -> Callable[..., str]:
-    """SIGKILL to one of two processes, or to their launcher. No process may be left."""
-
-    def test(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
-        fresh(home, reference)
-        with new_process([*train_arguments(name), *TWO], home) as (process, mark):
-            end, wanted = time.monotonic() + LIMIT, draw.randrange(1, 4)
-            while len(steps_of(home / "run")) < min(wanted, 2) and time.monotonic() < end:
-                time.sleep(0.01)
-            time.sleep(draw.uniform(0, 0.4))
-            newest = max(steps_of(home / "run"), default=0)
-            ranks = [pid for pid, values in started_by(mark).items() if "RANK" in values]
-            if len(ranks) < 2:
-                raise Failure(f"{len(ranks)} processes at work: {ended(process, 1)}")
-            victim = process.pid if which == "launcher" else draw.choice(sorted(ranks))
-            os.kill(victim, signal.SIGKILL)
-            done = ended(process)
-            lines = done.err.strip().splitlines()
-            if which != "launcher" and (done.code == 0 or len(lines) != 1):
-                raise Failure(f"the launcher: {done}")
-            end = time.monotonic() + 90
-            while left := started_by(mark):
-                if time.monotonic() > end:
-                    raise Failure(f"{len(left)} processes are left after 90 s")
-                time.sleep(0.1)
-        finish(home, name, reference.of_two, newest, two=True)
-        return "survived"
-
-    return test
+FILES = (
+    "run/config.toml", "run/tokenizer.json", "run/model.safetensors", "run/metrics.jsonl",
+    "run/checkpoints/step-00000028/model.safetensors",
+    "run/checkpoints/step-00000035/model.safetensors",
+    "run/checkpoints/step-00000035/training.safetensors",
+    "run/checkpoints/step-00000035/state.json",
+    "read.memory",
+    "cache/tokens/*/train.bin", "cache/tokens/*/train.json", "cache/tokens/*/validation.bin",
+    "cache/tokens/*/validation.json", "cache/tokens/*/tokenizer.json",
+)  # fmt: skip
 
 
-def output_that_fails(how: str) -> Callable[..., str]:
-    """Standard output's reader exits after a few lines, its disk is full, or its encoding lacks
-    the characters that are printed."""
-
-    def test(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
-        fresh(home, reference)
-        folder, lines = "run ∞", draw.randrange(4)
-
-        def hook() -> None:
-            if how == "head":
-                head = subprocess.Popen(["head", "-n", f"{lines}"], stdin=subprocess.PIPE)
-                assert head.stdin is not None
-                os.dup2(head.stdin.fileno(), 1)
-            elif how == "/dev/full":
-                os.dup2(os.open(how, os.O_WRONLY), 1)
-            encoding = None if how in ("head", "/dev/full") else how
-            sys.stdout = os.fdopen(os.dup(1), "w", encoding=encoding)
-
-        arguments = [folder if a == "run" else a for a in train_arguments(name)]
-        done = run(arguments, home, hook)
-        if done.code != 0 or len(done.err.splitlines()) > 1:
-            raise Failure(str(done))
-        os.rename(home / folder, home / "run")
-        if wrong := difference(home / "run", reference.result):
-            raise Failure(f"differs: {wrong}")
-        done = run(EVALUATE, home, hook)
-        if done.refused is None and (done.code != 0 or done.err):
-            raise Failure(f"evaluate: {done}")
-        return "survived"
-
-    return test
+def kinds(operations: int) -> list[tuple[str, str, Callable[[Trial], str], int]]:
+    """All kinds of faults: name, detail, function, how often; ``operations`` are those of a save."""
+    cuts = [(at, (errno.EIO, errno.ENOSPC)[at % 2]) for at in range(operations)]
+    return [
+        ("SIGKILL at any moment", "", kill_at_any_moment, 24),
+        ("SIGKILL in a save", "", kill_in_a_save, 24),
+        *(("torn save, SIGKILL", f"operation {at}", torn_by(None, at), 1) for at, _ in cuts),
+        *(("torn save, system error", f"operation {at}", torn_by(n, at), 1) for at, n in cuts),
+        ("full disk (small tmpfs)", "", full_disk, 12),
+        ("read-only folder (mount)", "", read_only, 6),
+        ("disk fails for good (EIO, EROFS)", "EIO", fails_from(errno.EIO), 6),
+        ("disk fails for good (EIO, EROFS)", "EROFS", fails_from(errno.EROFS), 6),
+        *(("bit flipped", file, damaged(file, "flip"), 4) for file in FILES),
+        *(("tail cut", file, damaged(file, "cut"), 2) for file in FILES),
+        ("second trainer", "", second_trainer, 6),
+        ("two started together", "", started_together, 6),
+    ]
 
 
-def jumping_clock(home: Path, reference: Reference, name: str, draw: random.Random) -> str:
-    """The clock jumps by years whenever it is read, and files have dates of any year."""
-    fresh(home, reference)
-
-    def hook() -> None:
-        seconds, jumps = time.time, random.Random(draw.random())
-        time.time = lambda: max(0.0, seconds() + jumps.uniform(-40, 40) * 3.15e7)
-        time.time_ns = lambda: int(time.time() * 1e9)
-
-    process = start(train_arguments(name), home, hook)
-    time.sleep(draw.uniform(0.3, 0.9) * reference.seconds)
-    newest = max(steps_of(home / "run"), default=0)
-    process.kill()
-    for path in home.rglob("*"):
-        if path.is_file():
-            os.utime(path, (draw.uniform(0, 4e9), draw.uniform(0, 4e9)))
-    done = run(RESUME, home, hook) if newest else run(train_arguments(name), home, hook)
-    if done.code != 0 and "is finished" not in (done.refused or ""):
-        raise Failure(str(done))
-    finish(home, name, reference.result)
-    return "survived"
+NEED_MOUNTS = ("full disk (small tmpfs)", "read-only folder (mount)")

@@ -1,1 +1,1 @@
-"""The sides of comparisons, memspan's own and its peers': one adapter per file."""
+"""The sides of comparisons, memspan's own and its peers': adapters."""

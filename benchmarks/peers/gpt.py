@@ -6,8 +6,15 @@ embedding, N(0, 0.02) with residual projections scaled by ``1/sqrt(2 n_layers)``
 
 from __future__ import annotations
 
+import math
+import time
+
+import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from peers.side import VOCAB_SIZE, Side, Size
 
 
 class Block(nn.Module):
@@ -53,3 +60,86 @@ class GPT(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embedding(tokens) + self.positions.weight[: tokens.shape[1]]
         return F.linear(self.norm(self.blocks(x)), self.embedding.weight)
+
+
+class PlainGPT(Side):
+    """As a side, segments of the same length: what one costs without memory and relative positions."""
+
+    works = ("train", "evaluate")
+
+    def __init__(self, size: Size) -> None:
+        super().__init__(size)
+        widths = (size.n_layers, size.n_heads, size.d_model, size.d_ff)
+        self.model = GPT(VOCAB_SIZE, size.segment_length, *widths)
+
+    def forget(self, batch_size: int) -> None:
+        pass
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        return self.model(tokens)
+
+
+class GPTRun:
+    """nanoGPT's recipe for a CPU: random crops, AdamW, 100 steps of warm-up, cosine, no dropout."""
+
+    CONTEXT, BATCH, RATE, WARMUP = 64, 12, 1e-3, 100
+
+    def __init__(self, text: np.ndarray, steps: int, seed: int = 1, rate: float = RATE) -> None:
+        self.rate = rate
+        torch.manual_seed(seed)
+        self.text, self.steps, self.step = torch.from_numpy(text.astype(np.int64)), steps, 0
+        self.random = torch.Generator().manual_seed(seed)
+        self.model = GPT(256, self.CONTEXT, n_layers=4, n_heads=4, d_model=128, d_ff=512)
+        parameters = list(self.model.parameters())
+        self.optimizer = torch.optim.AdamW(
+            [
+                {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": 0.1},
+                {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+            ],
+            betas=(0.9, 0.99),
+            fused=True,
+        )
+
+    def update(self) -> None:
+        starts = torch.randint(
+            len(self.text) - self.CONTEXT, (self.BATCH,), generator=self.random
+        ).tolist()
+        block = torch.stack([self.text[i : i + self.CONTEXT + 1] for i in starts])
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._learning_rate()
+        logits = self.model(block[:, :-1])
+        F.cross_entropy(logits.flatten(0, 1), block[:, 1:].flatten()).backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+
+    def train(self, steps: int) -> float:
+        """So many updates; the CPU seconds that they took."""
+        start = time.process_time()
+        for _ in range(steps):
+            self.update()
+        return time.process_time() - start
+
+    def score(self, text: np.ndarray, stride: int = CONTEXT) -> float:
+        """Nats per character in windows of ``CONTEXT``, of which the last ``stride`` count.
+
+        A stride of ``CONTEXT`` is what nanoGPT does: each character once, half a context on average.
+        A smaller one gives each character nearly a full context, at a multiple of the cost.
+        """
+        characters = torch.from_numpy(text.astype(np.int64))
+        windows = characters.unfold(0, self.CONTEXT + 1, stride)
+        total, count = 0.0, 0
+        with torch.no_grad():
+            for block in windows.split(64):
+                losses = F.cross_entropy(
+                    self.model(block[:, :-1]).transpose(1, 2), block[:, 1:], reduction="none"
+                )[:, -stride:]
+                total, count = total + losses.sum().item(), count + losses.numel()
+        return total / count
+
+    def _learning_rate(self) -> float:
+        if self.step < self.WARMUP:
+            return self.rate * (self.step + 1) / self.WARMUP
+        done = (self.step - self.WARMUP) / (self.steps - self.WARMUP)
+        return self.rate * (0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2)

@@ -73,27 +73,27 @@ SIZES: dict[str, dict[str, Size]] = {
 # Architecture: our side, then its peers, each "module:class". Imported when used.
 ARCHITECTURES = {
     "transformer-xl": {
-        "memspan": "peers.memspan_xl:MemspanXL",
-        "labml": "peers.labml_xl:LabmlXL",
-        "labml-short-table": "peers.labml_xl:LabmlShortTable",
+        "memspan": "peers.memspan:MemspanXL",
+        "labml": "peers.labml:LabmlXL",
+        "labml-short-table": "peers.labml:LabmlShortTable",
         "x-transformers": "peers.x_transformers_xl:XTransformersXL",
-        "plain-gpt": "peers.plain_gpt:PlainGPT",
+        "plain-gpt": "peers.gpt:PlainGPT",
     },
     "compressive": {
-        "memspan": "peers.memspan_compressive:MemspanCompressive",
-        "labml": "peers.labml_compressive:LabmlCompressive",
+        "memspan": "peers.memspan:MemspanCompressive",
+        "labml": "peers.labml:LabmlCompressive",
     },
     "feedback": {
-        "memspan": "peers.memspan_feedback:MemspanFeedback",
-        "labml": "peers.labml_feedback:LabmlFeedback",
+        "memspan": "peers.memspan:MemspanFeedback",
+        "labml": "peers.labml:LabmlFeedback",
     },
     "fast-weights": {
-        "memspan": "peers.memspan_fw:MemspanFW",
-        "labml": "peers.labml_fw:LabmlFW",
-        "labml-repaired": "peers.labml_fw:LabmlRepairedFW",
+        "memspan": "peers.memspan:MemspanFW",
+        "labml": "peers.labml:LabmlFW",
+        "labml-repaired": "peers.labml:LabmlRepairedFW",
     },
     "gated-delta-net": {
-        "memspan": "peers.memspan_gated:MemspanGated",
+        "memspan": "peers.memspan:MemspanGated",
         "transformers": "peers.transformers_gated:TransformersGated",
     },
 }

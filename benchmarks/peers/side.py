@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 VOCAB_SIZE = 256
@@ -56,13 +57,21 @@ class Side(ABC):
     def forget(self, batch_size: int) -> None:
         """Start with an empty memory, in the mode set by ``model.train`` or ``model.eval``."""
 
-    @abstractmethod
+    def logits(self, tokens: Tensor) -> Tensor:
+        """``[B, T, V]``; the memory moves on. For sides that have ``loss`` and ``read`` from here."""
+        raise NotImplementedError
+
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Mean loss of a segment ``[B, T]``, with its graph; the memory moves on, detached."""
+        return F.cross_entropy(self.logits(tokens).flatten(0, 1), targets.flatten())
 
-    @abstractmethod
+    @torch.no_grad()
     def read(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """Without gradients: logits ``[B, T, V]``, or losses ``[B, T]``; the memory moves on."""
+        logits = self.logits(tokens)
+        if targets is None:
+            return logits
+        return F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
 
     def attention(self, x: Tensor) -> Tensor:
         """The first layer's attention by itself, ``[B, T, D]``, nothing remembered; with its graph."""

@@ -6,7 +6,6 @@ On a CPU they compute with the library's own fallback, in PyTorch.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import DynamicCache, Qwen3NextConfig
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
@@ -67,15 +66,8 @@ class TransformersGated(Side):
     def forget(self, batch_size: int) -> None:
         self.cache = None if self.model.training else DynamicCache(config=self.model.config)
 
-    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(self.model(tokens).flatten(0, 1), targets.flatten())
-
-    @torch.no_grad()
-    def read(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        logits = self.model(tokens, self.cache)
-        if targets is None:
-            return logits
-        return F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+    def logits(self, tokens: Tensor) -> Tensor:
+        return self.model(tokens, self.cache)
 
     def embedding(self) -> Tensor:
         return self.model.embedding.weight

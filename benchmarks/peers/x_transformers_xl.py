@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 from x_transformers import Decoder, TransformerWrapper
 
@@ -36,16 +34,6 @@ class XTransformersXL(Side):
     def forget(self, batch_size: int) -> None:
         self.memory: list[Tensor] | None = None
 
-    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(self._forward(tokens).flatten(0, 1), targets.flatten())
-
-    @torch.no_grad()
-    def read(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        logits = self._forward(tokens)
-        if targets is None:
-            return logits
-        return F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
-
-    def _forward(self, tokens: Tensor) -> Tensor:
+    def logits(self, tokens: Tensor) -> Tensor:
         logits, self.memory = self.model(tokens, mems=self.memory, return_mems=True)
         return logits

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from functools import cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -13,7 +12,6 @@ from axe_playwright_python.sync_playwright import Axe
 from built import PHONE, SITE, visit
 from playwright.sync_api import Page
 
-SCREENSHOTS = SITE.parent / "screenshots"
 # The page for addresses that are not there is for servers.
 PAGES = sorted({str(path.relative_to(SITE)) for path in SITE.rglob("*.html")} - {"404.html"})
 WRITTEN = [page for page in PAGES if not page.startswith("source/")]
@@ -188,15 +186,3 @@ def test_the_keyboard_reaches_the_text(page: Page) -> None:
     visit(page, "index.html")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.getAttribute('href')").startswith("#")
-
-
-def test_screenshots(page: Page) -> None:
-    """For people to look at: every written page, on a desk, on a phone, in the dark."""
-    shutil.rmtree(SCREENSHOTS, ignore_errors=True)
-    for name in WRITTEN:
-        for width, scheme in ((1440, "light"), (PHONE, "dark")):
-            page.emulate_media(color_scheme=scheme)
-            visit(page, name, width)
-            path = SCREENSHOTS / f"{name.removesuffix('.html').replace('/', '-')}-{width}.png"
-            page.screenshot(path=path)
-            assert path.stat().st_size > 5000

@@ -15,184 +15,93 @@ RESULTS = Path("benchmarks/results")
 
 @dataclass(frozen=True)
 class Table:
-    """Which rows of a results file are shown, and how."""
+    """Which fields of a results file's rows are shown."""
 
     file: str
     title: str
-    rows: str
-    """The file's list of rows."""
-    columns: dict[str, str]
-    """A row's field -> the column's head, with its unit."""
+    fields: str
+    """Their names, with spaces between them."""
 
 
 TABLES = (
     Table(
         "latest.json",
         "Speed and memory against other libraries",
-        "rows",
-        {
-            "architecture": "architecture",
-            "work": "work",
-            "size": "size",
-            "precision": "precision",
-            "peer": "other library",
-            "same_function": "same function",
-            "ratio": "times as fast",
-            "low": "lowest",
-            "high": "highest",
-            "tokens_per_second": "tokens/s",
-            "peer_tokens_per_second": "its tokens/s",
-            "peak_megabytes": "peak MB",
-        },
+        "architecture work size precision peer same_function ratio low high tokens_per_second "
+        "peer_tokens_per_second peak_megabytes",
     ),
     Table(
         "gated-delta-net.json",
         "Gated DeltaNet beside layers of transformers",
-        "rows",
-        {
-            "work": "work",
-            "size": "size",
-            "precision": "precision",
-            "ratio": "times as fast",
-            "low": "lowest",
-            "high": "highest",
-            "tokens_per_second": "tokens/s",
-            "peer_tokens_per_second": "its tokens/s",
-            "peak_megabytes": "peak MB",
-            "peer_peak_megabytes": "its peak MB",
-        },
+        "work size precision ratio low high tokens_per_second peer_tokens_per_second "
+        "peak_megabytes peer_peak_megabytes",
     ),
     Table(
         "no-compiler.json",
         "Without a C compiler",
-        "rows",
-        {
-            "architecture": "architecture",
-            "work": "work",
-            "size": "size",
-            "peer": "other library",
-            "ratio": "times as fast",
-            "low": "lowest",
-            "high": "highest",
-            "tokens_per_second": "tokens/s",
-            "peer_tokens_per_second": "its tokens/s",
-        },
+        "architecture work size peer ratio low high tokens_per_second peer_tokens_per_second",
     ),
     Table(
         "memory-worth.json",
         "What memory is worth, on Tiny Shakespeare",
-        "runs",
-        {
-            "model": "model",
-            "side": "side",
-            "seed": "seed",
-            "steps_made": "steps",
-            "parameters": "parameters",
-            "cpu_seconds": "CPU seconds",
-            "nats": "nats per byte",
-        },
+        "model side seed steps_made parameters cpu_seconds nats",
     ),
     Table(
         "sliding.json",
         "Evaluation with memory against a sliding window",
-        "rows",
-        {
-            "attention_length": "attention length",
-            "sliding_tokens_per_second": "window, tokens/s",
-            "tokens_per_second": "memory, tokens/s",
-            "ratio": "times as fast",
-            "low": "lowest",
-            "high": "highest",
-        },
+        "attention_length sliding_tokens_per_second tokens_per_second ratio low high",
     ),
     Table(
         "compressive-learning.json",
         "Transformer-XL and Compressive, side by side",
-        "rows",
-        {
-            "model": "model",
-            "seed": "seed",
-            "parameters": "parameters",
-            "cpu_seconds": "CPU seconds",
-            "bits_per_byte": "bits per byte",
-        },
+        "model seed parameters cpu_seconds bits_per_byte",
     ),
     Table(
         "feedback-learning.json",
         "Transformer-XL and Feedback, side by side",
-        "rows",
-        {
-            "model": "model",
-            "seed": "seed",
-            "parameters": "parameters",
-            "seconds": "CPU seconds",
-            "bits_per_byte": "bits per byte",
-        },
+        "model seed parameters seconds bits_per_byte",
     ),
     Table(
         "fast-weights-learning.json",
         "Rules of Fast Weights and Transformer-XL, side by side",
-        "rows",
-        {
-            "model": "model",
-            "seed": "seed",
-            "parameters": "parameters",
-            "cpu_seconds": "CPU seconds",
-            "segments": "nats per byte, segments alone",
-            "carried": "nats per byte, memory carried",
-        },
+        "model seed parameters cpu_seconds segments carried",
     ),
     Table(
         "fast-weights-length.json",
         "Fast Weights: cost of a token by the text's length",
-        "rows",
-        {
-            "tokens": "tokens",
-            "recompute": "recompute",
-            "microseconds_per_token": "µs per token",
-            "bytes_per_token": "bytes per token",
-        },
+        "tokens recompute microseconds_per_token bytes_per_token",
     ),
     Table(
         "recompute.json",
         "Layers computed again in the backward pass",
-        "rows",
-        {
-            "architecture": "architecture",
-            "tensors": "MB of tensors",
-            "tensors_recomputed": "recomputed",
-            "process": "MB of the process",
-            "process_recomputed": "recomputed",
-            "time": "times the time",
-        },
+        "architecture tensors tensors_recomputed process process_recomputed time",
     ),
-    Table(
-        "initialisation.json",
-        "Initialisations",
-        "runs",
-        {
-            "model": "model",
-            "rule": "rule",
-            "size": "size",
-            "steps": "steps",
-            "seed": "seed",
-            "nats": "nats per byte",
-            "cpu_seconds": "CPU seconds",
-        },
-    ),
-    Table(
-        "matrix-products.json",
-        "How much faster at most",
-        "rows",
-        {
-            "architecture": "architecture",
-            "size": "size",
-            "share": "share of products",
-            "ratio": "times as fast",
-            "at_most": "at most",
-        },
-    ),
+    Table("initialisation.json", "Initialisations", "model rule size steps seed nats cpu_seconds"),
 )
+HEADS = {
+    "peer": "other library",
+    "ratio": "times as fast",
+    "low": "lowest",
+    "high": "highest",
+    "tokens_per_second": "tokens/s",
+    "peer_tokens_per_second": "its tokens/s",
+    "sliding_tokens_per_second": "window, tokens/s",
+    "peak_megabytes": "peak MB",
+    "peer_peak_megabytes": "its peak MB",
+    "steps_made": "steps",
+    "cpu_seconds": "CPU seconds",
+    "seconds": "CPU seconds",
+    "nats": "nats per byte",
+    "segments": "nats per byte, segments alone",
+    "carried": "nats per byte, memory carried",
+    "microseconds_per_token": "µs per token",
+    "tensors": "MB of tensors",
+    "tensors_recomputed": "recomputed",
+    "process": "MB of the process",
+    "process_recomputed": "recomputed",
+    "time": "times the time",
+}
+"""A field's head of a column, with its unit, where its name does not say enough."""
 
 
 def measured_rows(root: Path = ROOT) -> str:
@@ -211,8 +120,9 @@ def _section(table: Table, root: Path) -> list[str]:
     if not (root / path).is_file():
         return []
     results = json.loads((root / path).read_text(encoding="utf-8"))
-    rows = [[_shown(row.get(name)) for name in table.columns] for row in _rows(results, table)]
-    head = list(table.columns.values())
+    names = table.fields.split()
+    rows = [[_shown(row.get(name)) for name in names] for row in _rows(results, table)]
+    head = [HEADS.get(name, name.replace("_", " ")) for name in names]
     return [
         f"### {table.title}",
         _machine(results["machine"]),
@@ -224,10 +134,10 @@ def _section(table: Table, root: Path) -> list[str]:
 
 
 def _rows(results: dict[str, Any], table: Table) -> list[dict[str, Any]]:
-    rows = results.get(table.rows)
+    rows = results.get("rows")
     if "machine" not in results or not isinstance(rows, list):
-        raise _of_another_form(table, f"has no machine and {table.rows}")
-    for name in table.columns:
+        raise _of_another_form(table, "has no machine and rows")
+    for name in table.fields.split():
         # A row measured without a peer has none of its columns.
         if not any(name in row for row in rows):
             raise _of_another_form(table, f"has no row with {name}")

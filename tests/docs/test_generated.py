@@ -21,7 +21,7 @@ MACHINE = {
     "date": "today",
     "command": "it.py",
 }
-TABLE = Table("it.json", "It", "rows", {"size": "size", "ratio": "times", "peer": "peer"})
+TABLE = Table("it.json", "It", "size ratio peer")
 
 
 @pytest.fixture

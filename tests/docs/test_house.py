@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import house
-import structure
 from docsite.code import ROOT, symbols
 
 PAGE = (ROOT / "docs" / "house.md").read_text(encoding="utf-8")
@@ -32,7 +31,7 @@ def test_the_picture_is_of_today() -> None:
 
 def test_every_room_is_drawn_and_explained() -> None:
     drawn = {room for layer in house.layers() for room in layer}
-    assert drawn == {*structure.rooms()} - {"__init__"}
+    assert drawn == {*house.rooms()} - {"__init__"}
     layout = PAGE[PAGE.index("    src/memspan") : PAGE.index("    tests/ ")]
     missing = [room for room in drawn - {"__main__"} if not re.search(rf"\b{room}(/|\.py)", layout)]
     assert not missing

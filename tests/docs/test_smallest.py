@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import runpy
 import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,6 +31,7 @@ from memspan.ops.feedback.buffers import FoldedWeights
 from memspan.ops.feedback.recurrence import feedback_recurrence
 from memspan.ops.relative import Positions, relative_attention
 
+SIZES = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12}
 FOLDER = Path(__file__).parents[2] / "docs" / "annotated" / "smallest"
 
 
@@ -72,67 +74,65 @@ def test_trains(
     assert carried != emptied
 
 
-@pytest.mark.parametrize("memory_length", [0, 1, 5])
+def close(found: Any, expected: Any) -> None:
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def carried(
+    model: Any, read: Callable[[Tensor, Any], Any], own: Any, segments: Sequence[int] = (3, 1, 4, 6)
+) -> tuple[Any, Any]:
+    """Segments of unequal length, so that memory is empty, partly full and full: outputs are the same.
+
+    Returns:
+        The memory of the model and that of the smallest version.
+    """
+    memory = None
+    for n_tokens in segments:
+        x = torch.randn(n_tokens, model.config.d_model)
+        output = model(x[None], memory)
+        memory = output.memory
+        hidden, own = read(x, own)
+        close(hidden, output.hidden[0])
+    return memory, own
+
+
+@pytest.mark.parametrize("memory_length", [0, 5])
 def test_transformer_xl(memory_length: int) -> None:
-    """Four segments of unequal length, so that the memory is empty, partly full and full."""
-    torch.manual_seed(0)
-    config = TransformerXLConfig(
-        n_layers=2,
-        d_model=8,
-        n_heads=2,
-        d_ff=12,
-        memory_length=memory_length,
-        normalisation="post",
-    )
-    model = TransformerXL(config)
-    _draw(model)
+    config = TransformerXLConfig(**SIZES, memory_length=memory_length, normalisation="post")
+    model = drawn(TransformerXL(config))
     layers = [_layer(model, n) for n in range(config.n_layers)]
-    memory, memories = None, [torch.zeros(0, config.d_model)] * config.n_layers
-    version = smallest("transformer_xl")
-    with torch.no_grad():
-        for n_tokens in (3, 1, 4, 6):
-            x = torch.randn(n_tokens, config.d_model)
-            output = model(x[None], memory)
-            memory = output.memory
-            hidden, memories = version.read(x, memories, layers, config.memory_length)
-            torch.testing.assert_close(hidden, output.hidden[0], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(torch.stack(memories), memory.hidden[0])
+    version, empty = smallest("transformer_xl"), [torch.zeros(0, config.d_model)] * config.n_layers
+    memory, own = carried(model, lambda x, m: version.read(x, m, layers, memory_length), empty)
+    torch.testing.assert_close(torch.stack(own), memory.hidden[0])
 
 
 @pytest.mark.parametrize("auxiliary_loss", ["attention", "auto-encoding"])
-@pytest.mark.parametrize(("M", "C", "c"), [(4, 3, 3), (2, 4, 3), (1, 1, 2), (4, 0, 3), (1, 0, 2)])
+@pytest.mark.parametrize(("M", "C", "c"), [(4, 3, 3), (2, 4, 3), (1, 0, 2)])
 def test_compressive(auxiliary_loss: Any, M: int, C: int, c: int) -> None:
     """Until compressed slots are lost: outputs, memories, the loss and what it teaches."""
-    torch.manual_seed(0)
     config = CompressiveConfig(
-        n_layers=2,
-        d_model=8,
-        n_heads=2,
-        d_ff=12,
+        **SIZES,
         memory_length=M,
         compressed_length=C,
         compression_rate=c,
         auxiliary_loss=auxiliary_loss,
         normalisation="post",
     )
-    model = Compressive(config)
-    _draw(model)
+    model = drawn(Compressive(config))
     layers = [_compressive_layer(model, n) for n in range(config.n_layers)]
     none = torch.zeros(0, config.d_model)
     memory, memories = None, [(none, none)] * config.n_layers
     version = smallest("compressive")
-    loss_of = {
-        "attention": version.attention_loss,
-        "auto-encoding": version.auto_encoding_loss,
-    }[auxiliary_loss]
+    loss_of = getattr(version, f"{auxiliary_loss.replace('-', '_')}_loss")
     learned = model.auxiliary_parameters()
     for n_tokens in (3, 1, 5, 6, 1):
         x = torch.randn(n_tokens, config.d_model)
         output = model(x[None], memory)
         memory = output.memory.detach()
         hidden, memories, loss = version.read(x, memories, layers, M, C, loss_of)
-        torch.testing.assert_close(hidden, output.hidden[0], atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(loss, output.auxiliary_loss, atol=1e-5, rtol=1e-5)
+        close(hidden, output.hidden[0])
+        close(loss, output.auxiliary_loss)
         compressed, recent = (torch.stack(parts) for parts in zip(*memories, strict=True))
         n, n_compressed = int(memory.length), int(memory.compressed_length)
         assert (recent.shape[1], compressed.shape[1]) == (n, n_compressed)
@@ -145,14 +145,13 @@ def test_compressive(auxiliary_loss: Any, M: int, C: int, c: int) -> None:
             taught = {id(p): g for p, g in zip(everything, ours, strict=True) if g is not None}
             assert {*taught} == {id(p) for p in learned}
             for parameter, gradient in zip(learned, real, strict=True):
-                torch.testing.assert_close(taught[id(parameter)], gradient, atol=1e-5, rtol=1e-5)
+                close(taught[id(parameter)], gradient)
     assert n_compressed == config.compressed_length
 
 
 @pytest.mark.parametrize("slots", [0, 5])
 def test_relative_attention(slots: int) -> None:
     """Output and all gradients of the fused implementation, and the output of the reference."""
-    torch.manual_seed(0)
     version = smallest("relative_attention")
     n_queries, width = 4, 3
     n_keys = slots + n_queries
@@ -171,7 +170,7 @@ def test_relative_attention(slots: int) -> None:
     torch.testing.assert_close(output, real[0, 0])
     torch.testing.assert_close(output, plain[0, 0])
     expected = torch.autograd.grad(real[0, 0], given, d_output)
-    torch.testing.assert_close(gradients, expected, atol=1e-5, rtol=1e-5)
+    close(gradients, expected)
 
 
 def _compressive_layer(model: Compressive, n: int) -> dict[str, Any]:
@@ -189,49 +188,40 @@ def _compressive_layer(model: Compressive, n: int) -> dict[str, Any]:
 
 
 def test_fast_weights() -> None:
-    """Four segments, so that the matrices begin empty and are then overwritten."""
-    torch.manual_seed(0)
-    config = FastWeightsConfig(n_layers=2, d_model=8, n_heads=2, d_ff=12, norm="post")
-    model = FastWeights(config)
-    _draw(model)
+    config = FastWeightsConfig(**SIZES, norm="post")
+    model = drawn(FastWeights(config))
     layers = [_fast_weights_layer(layer) for layer in model.stack()]
-    memory, matrices = None, model.initial_memory(1).weights[0]
-    version = smallest("fast_weights")
-    with torch.no_grad():
-        for n_tokens in (3, 1, 4, 6):
-            x = torch.randn(n_tokens, config.d_model)
-            output = model(x[None], memory)
-            memory = output.memory
-            hidden, matrices = version.read(x, matrices, layers)
-            torch.testing.assert_close(hidden, output.hidden[0], atol=1e-5, rtol=1e-5)
-    weights = torch.stack([torch.stack(heads) for heads in matrices])
-    torch.testing.assert_close(weights, memory.weights[0], atol=1e-5, rtol=1e-5)
+    version, empty = smallest("fast_weights"), model.initial_memory(1).weights[0]
+    memory, matrices = carried(model, lambda x, m: version.read(x, m, layers), empty)
+    close(torch.stack([torch.stack(heads) for heads in matrices]), memory.weights[0])
 
 
 def test_gated_delta_net() -> None:
-    """Four segments, so that matrices and convolutions begin empty and are then read on with."""
-    torch.manual_seed(0)
-    config = GatedDeltaNetConfig(n_layers=2, d_model=8, n_heads=2, d_value=6, d_ff=12)
-    model = GatedDeltaNet(config)
-    _draw(model)
+    config = GatedDeltaNetConfig(**SIZES, d_value=6)
+    model = drawn(GatedDeltaNet(config))
     layers = [_gated_delta_net_layer(layer) for layer in model.stack()]
-    memory, empty = None, model.initial_memory(1)
-    own: Any = _by_head(config, empty.weights[0], empty.inputs[0])
-    version = smallest("gated_delta_net")
-    with torch.no_grad():
-        for n_tokens in (3, 1, 4, 6):
-            x = torch.randn(n_tokens, config.d_model)
-            output = model(x[None], memory)
-            memory = output.memory
-            hidden, own = version.read(x, own, layers)
-            torch.testing.assert_close(hidden, output.hidden[0], atol=1e-5, rtol=1e-5)
-    expected = _by_head(config, memory.weights[0], memory.inputs[0])
-    torch.testing.assert_close(own, expected, atol=1e-5, rtol=1e-5)
+    version, empty = smallest("gated_delta_net"), model.initial_memory(1)
+    start = _by_head(config, empty.weights[0], empty.inputs[0])
+    memory, own = carried(model, lambda x, m: version.read(x, m, layers), start)
+    close(own, _by_head(config, memory.weights[0], memory.inputs[0]))
+
+
+def test_feedback() -> None:
+    config = FeedbackConfig(**SIZES, memory_length=5, normalisation="post")
+    model = drawn(Feedback(config))
+    layers = [_feedback_layer(model, n) for n in range(config.n_layers)]
+    version, empty = smallest("feedback"), torch.zeros(0, config.d_model)
+
+    def read(x: Tensor, past: Tensor) -> Any:
+        return version.read(x, past, layers, model.layer_weights, config.memory_length)
+
+    for segments in ((1, 3), (1, 3, 4)):
+        memory, past = carried(model, read, empty, segments)
+        close(past, memory.vectors[0, config.memory_length - len(past) :])
 
 
 def test_delta_rule() -> None:
     """Chunks of 3 tokens, the last one shorter, from a memory that is not empty."""
-    torch.manual_seed(0)
     q, k = torch.rand(2, 8, 4)
     v, beta, before = torch.randn(8, 3), torch.rand(8, 1), torch.randn(4, 3)
     beta[4] = 0.0
@@ -243,7 +233,6 @@ def test_delta_rule() -> None:
 
 def test_gradients_of_a_chunk() -> None:
     """Those of the reference, by autograd."""
-    torch.manual_seed(0)
     q, k = torch.rand(2, 5, 4)
     v, beta, before = torch.randn(5, 3), torch.rand(5, 1), torch.randn(4, 3)
     given = [x.requires_grad_() for x in (q.clone(), k.clone(), v, beta, before)]
@@ -258,27 +247,60 @@ def test_gradients_of_a_chunk() -> None:
     torch.testing.assert_close(found, wanted)
 
 
-def _draw(model: torch.nn.Module) -> None:
-    """Larger weights than at the start of a training; norms stay as they are."""
+def drawn(model: Any) -> Any:
+    """With larger weights than at the start of a training; norms stay as they are."""
     for name, parameter in model.named_parameters():
-        if parameter.ndim != 1 or "inner" in name:
+        if "norm" not in name:
             torch.nn.init.normal_(parameter, std=0.5)
+    return model
+
+
+def by_head(n_heads: int, parts: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{name: part[h] for name, part in parts.items()} for h in range(n_heads)]
+
+
+def columns(module: Any, n_heads: int, names: Iterable[str]) -> dict[str, Any]:
+    """Weights of products, each cut into those of the heads."""
+    return {name: getattr(module, name).weight.T.chunk(n_heads, 1) for name in names}
+
+
+def layer_of(heads: list[dict[str, Any]], output: Any, feed_forward: Any) -> dict[str, Any]:
+    return {
+        "heads": heads,
+        "output": output.weight.T,
+        "inner": feed_forward.inner.weight.T,
+        "inner_bias": feed_forward.inner.bias,
+        "outer": feed_forward.outer.weight.T,
+        "outer_bias": feed_forward.outer.bias,
+    }
+
+
+def _layer(model: TransformerXL | Compressive, n: int) -> dict[str, Any]:
+    layer, (u, v) = model.layers[n], model.biases(n)
+    own = layer.attention
+    parts = columns(own, own.n_heads, ("query", "key", "value", "position"))
+    heads = by_head(own.n_heads, parts | {"u": u, "v": v})
+    return layer_of(heads, own.output, layer.feed_forward)
 
 
 def _fast_weights_layer(layer: Any) -> dict[str, Any]:
-    attention = layer.attention
-    per_head = {
-        name: getattr(attention, name).weight.T.chunk(attention.n_heads, 1)
-        for name in ("query", "key", "value")
+    own = layer.attention
+    parts = columns(own, own.n_heads, ("query", "key", "value")) | {"beta": own.beta.weight}
+    whole = layer_of(by_head(own.n_heads, parts), own.output, layer.feed_forward)
+    return whole | {"output_bias": own.output.bias}
+
+
+def _feedback_layer(model: Feedback, n: int) -> dict[str, Any]:
+    layer = list(model.stack())[n]
+    n_heads = len(layer.content_bias)
+    parts = columns(layer, n_heads, ["query"]) | {
+        "key": model.key[0].weight.T.chunk(n_heads, 1),
+        "value": model.value[0].weight.T.chunk(n_heads, 1),
+        "u": layer.content_bias,
+        "position_keys": layer.position_keys.unbind(1),
+        "position_scores": layer.position_scores.unbind(1),
     }
-    per_head["beta"] = attention.beta.weight
-    heads = [{name: parts[h] for name, parts in per_head.items()} for h in range(attention.n_heads)]
-    return {
-        "heads": heads,
-        "output": attention.output.weight.T,
-        "output_bias": attention.output.bias,
-        **_feed_forward(layer.feed_forward),
-    }
+    return layer_of(by_head(n_heads, parts), layer.output, layer.feed_forward)
 
 
 def _by_head(config: GatedDeltaNetConfig, weights: Tensor, inputs: Tensor) -> list[list[Any]]:
@@ -297,100 +319,19 @@ def _channels(config: GatedDeltaNetConfig, x: Tensor) -> list[Tensor]:
 
 def _gated_delta_net_layer(layer: Any) -> dict[str, Any]:
     mixer, n = layer.mixer, layer.mixer.config.n_heads
-    names = {"query": "query", "key": "key", "value": "value", "gate": "output_gate"}
-    per_head = {own: getattr(mixer, name).weight.T.chunk(n, 1) for own, name in names.items()}
-    per_head |= {
+    parts = columns(mixer, n, ("query", "key", "value")) | {
+        "gate": mixer.output_gate.weight.T.chunk(n, 1),
         "taps": _channels(mixer.config, mixer.convolution),
         "step": mixer.step.weight,
         "beta": mixer.beta.weight,
         "A_log": mixer.A_log,
         "dt_bias": mixer.dt_bias,
     }
-    return {
-        "heads": [{name: parts[h] for name, parts in per_head.items()} for h in range(n)],
-        "output": mixer.output.weight.T,
-        **_feed_forward(layer.feed_forward),
-    }
-
-
-def _layer(model: TransformerXL | Compressive, n: int) -> dict[str, Any]:
-    layer = model.layers[n]
-    attention = layer.attention
-    u, v = model.biases(n)
-    per_head = {
-        name: getattr(attention, name).weight.T.chunk(attention.n_heads, 1)
-        for name in ("query", "key", "value", "position")
-    }
-    heads = [
-        {name: parts[h] for name, parts in per_head.items()} | {"u": u[h], "v": v[h]}
-        for h in range(attention.n_heads)
-    ]
-    return {
-        "heads": heads,
-        "output": attention.output.weight.T,
-        **_feed_forward(layer.feed_forward),
-    }
-
-
-def _feed_forward(module: Any) -> dict[str, Any]:
-    return {
-        "inner": module.inner.weight.T,
-        "inner_bias": module.inner.bias,
-        "outer": module.outer.weight.T,
-        "outer_bias": module.outer.bias,
-    }
-
-
-def test_feedback() -> None:
-    """Segments of unequal length, so that the memory is empty, partly full and full."""
-    torch.manual_seed(0)
-    config = FeedbackConfig(
-        n_layers=2, d_model=8, n_heads=2, d_ff=12, memory_length=5, normalisation="post"
-    )
-    model = Feedback(config)
-    for name, parameter in model.named_parameters():
-        if "norm" not in name:
-            torch.nn.init.normal_(parameter, std=0.5)
-    layers = [_feedback_layer(model, n) for n in range(config.n_layers)]
-    memory, past, version = None, torch.zeros(0, config.d_model), smallest("feedback")
-    with torch.no_grad():
-        for n_tokens in (1, 3, 4):
-            x = torch.randn(n_tokens, config.d_model)
-            output = model(x[None], memory)
-            memory = output.memory
-            hidden, past = version.read(x, past, layers, model.layer_weights, config.memory_length)
-            torch.testing.assert_close(hidden, output.hidden[0], atol=1e-5, rtol=1e-5)
-            slots = memory.vectors[0, config.memory_length - len(past) :]
-            torch.testing.assert_close(past, slots, atol=1e-5, rtol=1e-5)
-
-
-def _feedback_layer(model: Feedback, n: int) -> dict[str, Any]:
-    layer = list(model.stack())[n]
-    n_heads = len(layer.content_bias)
-    query = layer.query.weight.T.chunk(n_heads, 1)
-    key = model.key[0].weight.T.chunk(n_heads, 1)
-    value = model.value[0].weight.T.chunk(n_heads, 1)
-    heads = [
-        {
-            "query": query[h],
-            "key": key[h],
-            "value": value[h],
-            "u": layer.content_bias[h],
-            "position_keys": layer.position_keys[:, h],
-            "position_scores": layer.position_scores[:, h],
-        }
-        for h in range(n_heads)
-    ]
-    return {
-        "heads": heads,
-        "output": layer.output.weight.T,
-        **_feed_forward(layer.feed_forward),
-    }
+    return layer_of(by_head(n, parts), mixer.output, layer.feed_forward)
 
 
 def test_feedback_backward() -> None:
     """By hand, by autograd of the smallest version, and by the real one: the same gradients."""
-    torch.manual_seed(0)
     n_layers, n_tokens, d_model, width, d_ff, span = 2, 7, 6, 4, 5, 3
     shapes = {
         "query": (n_layers, d_model, width),

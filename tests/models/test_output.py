@@ -15,7 +15,7 @@ from memspan.errors import MemspanError
 from memspan.models import MODELS, LanguageModel
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.options import EmbeddingConfig
-from readings import assert_memories_equal, text
+from readings import text
 
 
 def model_with(embedding: EmbeddingConfig | None = None) -> LanguageModel:

@@ -1,17 +1,28 @@
-"""docs/state-laws.md: its tables are those of the stored results."""
+"""Pages with tables that benchmarks write, from stored results; every broken law has its cause."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import ModuleType
 
-from stateful_laws import OUT, PAGE, TORCH, TYPE, page
+import pytest
+
+import any_span
+import findings
+import stateful_laws
+import which_one
+from page_tables import rewritten
+from stateful_laws import OUT, PAGE, TORCH, TYPE
 
 PATCHES = Path(__file__).parents[2] / "benchmarks" / "state_patches"
 
 
-def test_the_tables_are_those_of_the_results() -> None:
-    assert page() == PAGE.read_text(encoding="utf-8")
+@pytest.mark.parametrize("script", [any_span, findings, stateful_laws, which_one])
+def test_the_tables_are_those_of_the_results(script: ModuleType) -> None:
+    page: Path = script.PAGE
+    now = page.read_text(encoding="utf-8")
+    assert rewritten(page, script.tables()) == now, f"run {script.__name__}.py --page"
 
 
 def test_every_cause_is_of_a_broken_model() -> None:
