@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 import json
 import pickle
 import re
-import subprocess
-import sys
-import textwrap
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -24,13 +23,11 @@ import memspan
 from golden import assert_same
 from memspan.errors import MemspanError
 from memspan.integrations.transformers import accelerate
+from memspan.integrations.transformers.accelerate import _OURS, _accelerated
 from memspan.stateful.recipes import build
 from pages import blocks
 
 TYPES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid")
-every_type = pytest.mark.parametrize(
-    "model_type", [pytest.param(t, marks=[pytest.mark.smoke][: t == "qwen3_5_text"]) for t in TYPES]
-)
 Tensors = dict[str, Tensor]
 
 
@@ -78,7 +75,8 @@ def assert_equal(found: Tensors, expected: Tensors, tolerance: float = 2e-5) -> 
             assert (found[name] - t).abs().max() <= 5 * tolerance * max(t.abs().max(), least), name
 
 
-@every_type
+@pytest.mark.smoke
+@pytest.mark.parametrize("model_type", TYPES)
 def test_logits_and_gradients(model_type: str) -> None:
     """Over three chunks of theirs."""
     model = made(model_type)
@@ -86,7 +84,6 @@ def test_logits_and_gradients(model_type: str) -> None:
     before, names = learned(model, ids), model.state_dict().keys()
     with accelerate(model) as handle:
         assert "forward" in vars(mixer(model))
-        assert "layers.0" in repr(handle)
         assert_equal(learned(model, ids), before)
         assert model.state_dict().keys() == names
     after = learned(model, ids)
@@ -94,41 +91,8 @@ def test_logits_and_gradients(model_type: str) -> None:
     handle.remove()
 
 
-@every_type
-def test_generation(model_type: str) -> None:
-    """Single tokens of a batch that is padded on the left, and beams."""
-    model = made(model_type).eval()
-    ids = tokens(model, 20, 3)
-    mask = torch.ones_like(ids)
-    mask[0, :7] = 0
-
-    def texts() -> list[Any]:
-        options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
-        options |= {"output_logits": True, "return_dict_in_generate": True}
-        return [model.generate(ids, attention_mask=mask, num_beams=n, **options) for n in (1, 2)]
-
-    before = texts()
-    accelerate(model)
-    for found, expected in zip(texts(), before, strict=True):
-        assert torch.equal(found.sequences, expected.sequences)
-        for a, b in zip(found.logits, expected.logits, strict=True):
-            assert_same(a, b, 2e-5, "logits")
-
-
-def test_a_text_in_pieces() -> None:
-    """After the first, a piece of several tokens, one, and several."""
-    model = made().eval()
-    ids = tokens(model, 100)
-    with torch.no_grad(), accelerate(model):
-        expected, cache, pieces = model(ids).logits, None, []
-        for piece in ids.split([2, 70, 1, 27], 1):
-            output = model(piece, past_key_values=cache, use_cache=True)
-            cache = output.past_key_values
-            pieces.append(output.logits)
-    assert_same(torch.cat(pieces, 1), expected, 2e-5, "logits")
-
-
 def test_the_laws_hold_as_before() -> None:
+    """Of single tokens and padding among them."""
     laws = ("cuts", "rows", "padding-left")
     verdicts = []
     for act in (lambda module: None, accelerate):
@@ -140,21 +104,9 @@ def test_the_laws_hold_as_before() -> None:
     assert "holds" in verdicts[0].values()
 
 
-class WithLowRank(nn.Module):
-    """A linear layer and a trained product of low rank beside it, as an adapter's."""
-
-    def __init__(self, base: nn.Linear) -> None:
-        super().__init__()
-        self.base = base.requires_grad_(False)
-        self.down = nn.Linear(base.in_features, 2, bias=False)
-        self.up = nn.Linear(2, base.out_features, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.base(x) + self.up(self.down(x))
-
-
-def low_rank(model: Any) -> None:
-    mixer(model).in_proj_qkv = WithLowRank(mixer(model).in_proj_qkv)
+def replaced(model: Any) -> None:
+    old = mixer(model).in_proj_qkv
+    mixer(model).in_proj_qkv = nn.Sequential(old, nn.Linear(old.out_features, old.out_features))
 
 
 def hooks(model: Any) -> None:
@@ -164,20 +116,6 @@ def hooks(model: Any) -> None:
     mixer(model).register_forward_pre_hook(lambda module, inputs: None)
 
 
-def parametrisation(model: Any) -> None:
-    class Half(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x / 2
-
-    nn.utils.parametrize.register_parametrization(mixer(model).conv1d, "weight", Half())
-
-
-def checkpointing(model: Any) -> None:
-    enable = getattr(model, "activation_checkpointing_enable", None)
-    (enable or model.gradient_checkpointing_enable)()
-    model.train()
-
-
 def subclass(model: Any) -> None:
     class Own(type(mixer(model))):  # type: ignore[misc]
         pass
@@ -185,7 +123,7 @@ def subclass(model: Any) -> None:
     mixer(model).__class__ = Own
 
 
-@pytest.mark.parametrize("change", [low_rank, hooks, parametrisation, checkpointing, subclass])
+@pytest.mark.parametrize("change", [replaced, hooks, subclass])
 @pytest.mark.parametrize("first", [True, False])
 def test_what_others_did_to_a_layer_counts(change: Callable[[Any], None], first: bool) -> None:
     model = made()
@@ -202,43 +140,7 @@ def test_what_others_did_to_a_layer_counts(change: Callable[[Any], None], first:
         expected = learned(model, tokens(model))
     assert_equal(found, expected)
     changed = not torch.allclose(plain, expected["logits"], atol=1e-3)
-    assert changed == (change not in (checkpointing, subclass))
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_adapters_of_peft() -> None:
-    peft = pytest.importorskip("peft")
-    model = made()
-    config = peft.LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM", r=4)
-    adapted = peft.get_peft_model(model, config)
-    for name, parameter in adapted.named_parameters():
-        if "lora_B" in name:
-            parameter.data.normal_(std=0.05)
-    expected = learned(adapted, tokens(model))
-    with accelerate(adapted):
-        assert_equal(learned(adapted, tokens(model)), expected)
-        merged = adapted.merge_and_unload()
-        assert_same(merged(tokens(model)).logits, expected["logits"], 2e-5, "merged")
-
-
-def test_training() -> None:
-    """The same losses with the same steps."""
-    losses = []
-    for act in (lambda model: None, accelerate):
-        torch.manual_seed(0)
-        model = made().train()
-        act(model)
-        optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        own = []
-        for _ in range(10):
-            loss = model(tokens(model, 80), labels=tokens(model, 80)).loss
-            loss.backward()
-            optimiser.step()
-            optimiser.zero_grad()
-            own.append(loss.item())
-        losses.append(own)
-    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
-    assert losses[0][-1] < losses[0][0]
+    assert changed == (change is not subclass)
 
 
 @pytest.mark.parametrize("autocast", [True, False])
@@ -298,18 +200,6 @@ def test_copies_and_files(tmp_path: Path) -> None:
     assert "forward" in vars(mixer(model))
 
 
-def test_not_finite_stays_not_finite() -> None:
-    for name, parameter in mixer(made()).named_parameters():
-        model = made().eval()
-        layer = mixer(model)
-        accelerate(model)
-        for length in (1, 70):
-            with torch.no_grad():
-                layer.get_parameter(name).view(-1)[0] = torch.nan
-                assert layer(torch.randn(1, length, layer.hidden_size)).isnan().any(), name
-        assert parameter.isfinite().all()
-
-
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "accelerate.md"
 
 
@@ -354,13 +244,13 @@ def test_another_forward_pass() -> None:
 
     model = made("qwen3_next")
     mixer(model).__class__ = Own
-    assert "(Own) does not call causal_conv1d_fn" in refused(model)
+    assert "(Own) does not call torch_chunk_gated_delta_rule" in refused(model)
     model = made()
     handle = accelerate(model)
-    mixer(model).forward = lambda *inputs, **others: None
+    mixer(model).forward = own = lambda *inputs, **others: None
     assert "has been replaced, perhaps by hooks" in refused(model)
-    with pytest.raises(MemspanError, match="was replaced after accelerate"):
-        handle.remove()
+    handle.remove()
+    assert mixer(model).forward is own
 
 
 @pytest.mark.parametrize(
@@ -377,7 +267,7 @@ def test_other_functions(
     model = made("olmo_hybrid")
     function = getattr(modeling_olmo_hybrid, name)
     monkeypatch.setattr(modeling_olmo_hybrid, name, change(function))
-    assert f"{name} of model.layers.0.linear_attn" in refused(model)
+    assert f"does not call {name} as it is known here" in refused(model)
 
 
 def test_packed_documents_are_refused_as_before() -> None:
@@ -398,52 +288,25 @@ def test_elsewhere_theirs_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
     assert layer(x).shape == x.shape
 
 
-TRITON = """
-import sys, types, warnings
+def test_without_a_gpu_kernels_are_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where fla and causal-conv1d are installed and Triton finds no driver."""
+    model = made("olmo_hybrid")
 
-def kernel(*given, **options):
-    raise RuntimeError("0 active drivers ([]). There should only be one.")
+    def kernel(plain: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(plain)
+        def stops(*given: Any, **options: Any) -> Any:
+            raise RuntimeError("0 active drivers ([]). There should only be one.")
 
-def package(name, *functions):
-    module = sys.modules[name] = types.ModuleType(name)
-    module.__path__ = []
-    module.__spec__ = types.SimpleNamespace(name=name, submodule_search_locations=[], origin=None)
-    for function in functions:
-        setattr(module, function, kernel)
-    return module
+        return stops
 
-package("fla").ops = package("fla.ops")
-rule = package(
-    "fla.ops.gated_delta_rule", "chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"
-)
-sys.modules["fla.ops"].gated_delta_rule = rule
-package("causal_conv1d", "causal_conv1d_fn", "causal_conv1d_update")
-
-import torch
-from memspan.integrations.transformers import accelerate
-from memspan.stateful.recipes import DELTA, SIZES
-from transformers import AutoConfig, AutoModelForCausalLM
-
-for model_type in ("qwen3_5_text", "olmo_hybrid"):
-    config = AutoConfig.for_model(model_type, vocab_size=64, **SIZES, **DELTA)
-    model = AutoModelForCausalLM.from_config(config)
-    ids = torch.arange(20)[None]
-    try:
+    for name in _OURS:
+        plain = inspect.unwrap(getattr(modeling_olmo_hybrid, name))
+        monkeypatch.setattr(modeling_olmo_hybrid, name, kernel(plain))
+    ids = tokens(model, 20)
+    with pytest.raises(RuntimeError, match="0 active drivers"):
         model(ids)
-        raise SystemExit("the kernels did not stop it")
-    except RuntimeError as error:
-        assert "0 active drivers" in str(error)
+    _accelerated.cache_clear()
     accelerate(model)
-    assert model(ids, labels=ids).loss.backward() is None
-    assert model.generate(ids, max_new_tokens=4).shape == (1, 24)
-print("served")
-"""
-
-
-@pytest.mark.processes
-def test_without_a_gpu_kernels_are_not_called() -> None:
-    """fla and causal-conv1d are installed, and there is no GPU: Triton finds no driver."""
-    ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(TRITON)], capture_output=True, text=True, timeout=900
-    )
-    assert ended.stdout.strip() == "served", ended.stderr[-2000:]
+    model(ids, labels=ids).loss.backward()
+    assert model.generate(ids, max_new_tokens=4, pad_token_id=0).shape == (2, 24)
+    _accelerated.cache_clear()

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
 
 import memspan
 from command_line import refused
@@ -35,31 +34,20 @@ def test_models_that_are_right_raise_no_alarm(model_type: str) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["mamba", "falcon_mamba"])
-def test_a_second_segment_of_several_tokens_is_found(model_type: str) -> None:
+def test_a_second_segment_of_several_tokens_is_found(
+    model_type: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     report = memspan.check(build(model_type), ["cuts", "values"], budget=120)
     assert [f.law for f in report.broken] == ["cuts"]
     script = report["cuts"].script
     assert script is not None
     assert "memspan" not in script
-
-
-def test_float32_inside_a_float64_model_is_no_alarm() -> None:
-    model = build("mamba2")
-    model.module.double()
-    report = memspan.check(model, ["cuts", "gradients"], budget=120)
-    assert report["cuts"].outcome == "holds"
-    assert not report.broken, report
-
-
-def test_a_folder_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
-    config = LlamaConfig(vocab_size=32, num_hidden_layers=1, **sizes)
-    AutoModelForCausalLM.from_config(config).save_pretrained("folder")
-    capsys.readouterr()
-    cli.main(["check", "folder", "--laws", "causality", "--json", "-"])
-    (found,) = json.loads(capsys.readouterr().out)["findings"]
-    # Untrained weights of this size: nothing is broken, and nothing may be known.
-    assert found["outcome"] in ("holds", "inconclusive")
+    # Without functions that it does not need.
+    assert "def read(" in script
+    assert "def truncate(" not in script
+    with torch.enable_grad():
+        exec(script, {})
+    assert float(capsys.readouterr().out) > 1e-3
 
 
 CODE = """

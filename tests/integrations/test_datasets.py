@@ -83,14 +83,13 @@ def test_a_saved_data_set_keeps_its_splits(tmp_path: Path, monkeypatch: pytest.M
         load_corpus(str(tmp_path / "dict"), "body")
 
 
-@pytest.mark.parametrize("fingerprint", ["mine", None, [1]])
-def test_another_data_set_with_the_same_fingerprint(tmp_path: Path, fingerprint: object) -> None:
+def test_another_data_set_with_the_same_fingerprint(tmp_path: Path) -> None:
     """Which a stranger may write into theirs: what is read is each data set's own text."""
     for name, texts in {"mine": TEXTS, "theirs": ["zqx\n"] * 30}.items():
         datasets.Dataset.from_dict({"body": texts}).save_to_disk(tmp_path / name)
         state = tmp_path / name / "state.json"
         content = json.loads(state.read_text())
-        state.write_text(json.dumps(content | {"_fingerprint": fingerprint}))
+        state.write_text(json.dumps(content | {"_fingerprint": "mine"}))
     for name, text in {"theirs": "zqx\n" * 30, "mine": "".join(TEXTS)}.items():
         splits = _documents(str(tmp_path / name)).values()
         assert "".join(itertools.chain.from_iterable(splits)) == text

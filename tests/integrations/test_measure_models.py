@@ -78,14 +78,8 @@ def test_subwords_with_a_token_before_the_text(tmp_path: Path) -> None:
     assert tokenizer.decode(ids) == TEXT.encode()
     assert sum(len(tokenizer.decode(part)) for part in np.array_split(ids, 9)) == len(TEXT)
     size = tokenizer.vocab_size
-    config = transformers.LlamaConfig(
-        vocab_size=size,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    config = transformers.GPT2Config(vocab_size=size, n_embd=16, n_layer=1, n_head=2)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
     (tmp_path / "text.txt").write_text(TEXT)
     found = memspan.measure(
         str(tmp_path), str(tmp_path / "text.txt"), split="all", longest=32, budget=1000

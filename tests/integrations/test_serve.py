@@ -88,11 +88,8 @@ def test_what_waits_is_answered_together(port: int, run: memspan.Run) -> None:
     ("body", "status"),
     [
         ("{", 400),
-        ("[]", 400),
-        ({"tokens": 3}, 400),
         ({"text": ""}, 400),
         ({"text": "\ud800"}, 400),
-        ({"text": "a", "tokens": -1}, 400),
         ({"text": "a", "tokens": 1e9}, 400),
         ({"text": "a" * (1 << 20)}, 413),
     ],

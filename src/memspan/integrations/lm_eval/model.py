@@ -79,7 +79,7 @@ class MemspanLM(LM):
         self._segment_length = _at_least_1("segment_length", segment_length)
         self._precision, self._altered = precision_for(self.run), False
         # An option that the model cannot have is refused here, and not in the middle of a task.
-        self._reader(self._empty())
+        self._reader()
 
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
@@ -130,10 +130,23 @@ class MemspanLM(LM):
         Raises:
             MemspanError: an option of generation is not known here.
         """
-        return [
-            self._written(*request.args)
-            for request in tqdm(requests, desc="texts", disable=disable_tqdm)
-        ]
+        texts = []
+        for request in tqdm(requests, desc="texts", disable=disable_tqdm):
+            context, options = request.args
+            given: dict[str, Any] = {**normalize_gen_kwargs(options)}
+            # A task may say null, or an empty text, for no end.
+            until, n_tokens = list(filter(None, given.pop("until"))), given.pop("max_gen_toks")
+            written = generate(
+                self.run,
+                context,
+                tokens=_at_least_1("max_gen_toks", n_tokens),
+                sampling=_sampling(given),
+                stop=until,
+                precision=self._precision,
+                **self._options,
+            )
+            texts.append(written.text)
+        return texts
 
     def _encode(self, text: str) -> np.ndarray:
         ids = self.run.tokenizer.encode(bytes_of(text))
@@ -173,17 +186,15 @@ class MemspanLM(LM):
                 "word flatter this model beside others"
             )
 
-    def _empty(self) -> Memory:
-        return self.run.model.initial_memory(1, **self._sizes)
-
-    def _reader(self, memory: Memory) -> Reader:
+    def _reader(self, memory: Memory | None = None) -> Reader:
+        memory = self.run.model.initial_memory(1, **self._sizes) if memory is None else memory
         return self.run.model.reader(memory, precision=self._precision, **self._reading)
 
     def _scores(
         self, before: np.ndarray, texts: Sequence[np.ndarray], *, with_greedy: bool
     ) -> Iterator[tuple[int, float, bool]]:
         """Index, log-probability and, if wanted, greediness of texts that each follow ``before``."""
-        reader = self._reader(self._empty())
+        reader = self._reader()
         for segment in _row(before[:-1]).split(self._segment_length, 1):
             reader.read(segment.to(reader.device))
         # Longest first: texts of a batch have similar lengths.
@@ -228,21 +239,6 @@ class MemspanLM(LM):
             )
         return scores.tolist(), greedy.tolist()
 
-    def _written(self, context: str, options: dict[str, Any]) -> str:
-        """See :meth:`generate_until`."""
-        given: dict[str, Any] = {**normalize_gen_kwargs(options)}
-        # A task may say null, or an empty text, for no end.
-        until, n_tokens = list(filter(None, given.pop("until"))), given.pop("max_gen_toks")
-        return generate(
-            self.run,
-            context,
-            tokens=_at_least_1("max_gen_toks", n_tokens),
-            sampling=_sampling(given),
-            stop=until,
-            precision=self._precision,
-            **self._options,
-        ).text
-
 
 def _sampling(options: dict[str, Any]) -> Sampling:
     """How tokens are drawn, from the harness's options: greedily unless ``do_sample``.
@@ -272,10 +268,6 @@ def _row(ids: np.ndarray) -> Tensor:
 
 def _at_least_1(name: str, value: int | str) -> int:
     """An integer of at least 1, perhaps given as text."""
-    try:
-        number = int(value)
-    except ValueError:
-        number = 0
-    if number < 1:
+    if not str(value).isdecimal() or int(value) < 1:
         raise MemspanError(f"{name} must be a number, at least 1, not {value!r}")
-    return number
+    return int(value)

@@ -9,7 +9,8 @@ functions under these names. Everything else stays theirs: hooks, adapters and c
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import cache, update_wrapper, wraps
 from types import CellType, FunctionType, MethodType
 from typing import Any
@@ -30,11 +31,8 @@ Function = Callable[..., Any]
 class Acceleration:
     """What :func:`accelerate` did to a model; :meth:`remove` or the end of a ``with`` undoes it."""
 
-    def __init__(self, layers: Mapping[str, nn.Module]) -> None:
-        self._layers = dict(layers)
-
-    def __repr__(self) -> str:
-        return f"Acceleration({', '.join(self._layers)})"
+    def __init__(self, layers: Iterable[nn.Module]) -> None:
+        self._layers = list(layers)
 
     def __enter__(self) -> Acceleration:
         return self
@@ -43,18 +41,11 @@ class Acceleration:
         self.remove()
 
     def remove(self) -> None:
-        """Give the layers their own functions back. A second call does nothing.
-
-        Raises:
-            MemspanError: a layer's forward pass was replaced after :func:`accelerate`.
-        """
-        for name, layer in self._layers.items():
-            if _is_replaced(layer):
-                raise MemspanError(
-                    f"the forward pass of {name} was replaced after accelerate(): undo that first"
-                )
-        for layer in self._layers.values():
-            vars(layer).pop("forward", None)
+        """Give the layers their own functions back, but for those whose forward pass was replaced
+        since. A second call does nothing."""
+        for layer in self._layers:
+            if not _is_replaced(layer):
+                vars(layer).pop("forward", None)
 
 
 def accelerate(model: nn.Module) -> Acceleration:
@@ -74,7 +65,9 @@ def accelerate(model: nn.Module) -> Acceleration:
             Then nothing is changed.
     """
     layers = {
-        name: module for name, module in model.named_modules() if _is_gated_delta(type(module))
+        name: module
+        for name, module in model.named_modules()
+        if any(base.__name__.endswith("GatedDeltaNet") for base in type(module).__mro__)
     }
     if not layers:
         raise MemspanError(
@@ -82,22 +75,16 @@ def accelerate(model: nn.Module) -> Acceleration:
             "have: there is nothing to accelerate"
         )
     for name, layer in layers.items():
-        _refuse_unknown(name, layer)
+        _refuse_unknown(f"{name} ({type(layer).__name__})", layer)
     for layer in layers.values():
         layer.forward = MethodType(_accelerated(type(layer).forward), layer)
-    return Acceleration(layers)
+    return Acceleration(layers.values())
 
 
 # ----- Layers
 
 
-def _is_gated_delta(kind: type) -> bool:
-    """Whether it is such a layer, by the name of the class or of a base."""
-    return any(base.__name__.endswith("GatedDeltaNet") for base in kind.__mro__)
-
-
-def _refuse_unknown(name: str, layer: nn.Module) -> None:
-    what = f"{name} ({type(layer).__name__})"
+def _refuse_unknown(what: str, layer: nn.Module) -> None:
     devices = {p.device.type for p in layer.parameters()} - {"cpu"}
     if devices:
         raise MemspanError(
@@ -109,17 +96,12 @@ def _refuse_unknown(name: str, layer: nn.Module) -> None:
             "accelerate: undo that first"
         )
     forward = inspect.unwrap(type(layer).forward)
-    missing = _OURS.keys() - {*forward.__code__.co_names}
-    if missing:
-        raise MemspanError(
-            f"{what} does not call {', '.join(sorted(missing))}: accelerate() knows layers of "
-            "transformers 5.16 or newer, and subclasses with their forward pass"
-        )
-    for function in _OURS:
-        if not _is_known(function, forward.__globals__[function]):
+    for name in _OURS:
+        called = name in forward.__code__.co_names
+        if not called or not _is_known(name, forward.__globals__[name]):
             raise MemspanError(
-                f"{function} of {what} is not the one that is known: this transformers is newer "
-                "than accelerate(), so use the model without"
+                f"{what} does not call {name} as it is known here: accelerate() needs layers of "
+                "transformers 5.16 or newer, and the forward pass that they have there"
             )
 
 
@@ -133,9 +115,7 @@ def _is_replaced(layer: nn.Module) -> bool:
 def _accelerated(forward: Function) -> Function:
     """The forward pass of a class of layers with our functions."""
     names = inspect.unwrap(forward).__globals__
-    return _with_names(
-        forward, {name: _instead(ours, names[name]) for name, (ours, _) in _OURS.items()}
-    )
+    return _with_names(forward, {name: _instead(ours, names[name]) for name, ours in _OURS.items()})
 
 
 def _with_names(function: Any, names: Mapping[str, Function]) -> Function:
@@ -169,7 +149,7 @@ def _gated_delta_rule(
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
-    **others: Any,
+    **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     # In float32 whatever their types, like theirs.
     q, k, v, decay, strength = (x.transpose(1, 2).float() for x in (query, key, value, g, beta))
@@ -190,7 +170,7 @@ def _convolution(
     weight: Tensor,
     bias: Tensor | None = None,
     activation: str | None = None,
-    **others: Any,
+    **kwargs: Any,
 ) -> Tensor:
     x, weights = _at_least_float32(hidden_states.transpose(1, 2), weight)
     y, _ = short_convolution(x, weights, x.new_zeros(len(x), weight.shape[1] - 1, x.shape[2]))
@@ -223,23 +203,13 @@ def _finished(y: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
     return (y if activation is None else ACT2FN[activation](y)).transpose(1, 2)
 
 
-_RULE = (
-    "query", "key", "value", "g", "beta", "initial_state", "output_final_state",
-    "use_qk_l2norm_in_kernel", "kwargs",
-)  # fmt: skip
-_OURS: dict[str, tuple[Function, set[str]]] = {
-    "torch_chunk_gated_delta_rule": (_gated_delta_rule, {*_RULE, "chunk_size"}),
-    "torch_recurrent_gated_delta_rule": (_gated_delta_rule, {*_RULE}),
-    "causal_conv1d_fn": (
-        _convolution,
-        {"hidden_states", "weight", "bias", "activation", "kwargs"},
-    ),
-    "causal_conv1d_update": (
-        _convolution_from_state,
-        {"hidden_states", "conv_state", "weight", "bias", "activation"},
-    ),
+_OURS: dict[str, Function] = {
+    "torch_chunk_gated_delta_rule": _gated_delta_rule,
+    "torch_recurrent_gated_delta_rule": _gated_delta_rule,
+    "causal_conv1d_fn": _convolution,
+    "causal_conv1d_update": _convolution_from_state,
 }
-"""Our functions by their names, with the arguments of theirs: ours would not see any others."""
+"""Our functions by their names."""
 
 
 def _instead(ours: Function, theirs: Function) -> Function:
@@ -258,16 +228,17 @@ def _instead(ours: Function, theirs: Function) -> Function:
 @torch.no_grad()
 def _is_known(name: str, theirs: Function) -> bool:
     """Whether transformers' own function, not fla's in its place, computes what ours does."""
-    plain, (ours, arguments) = inspect.unwrap(theirs), _OURS[name]
-    if {*inspect.signature(plain).parameters} != arguments:
+    plain, ours = inspect.unwrap(theirs), _OURS[name]
+    # Ours would not see any other arguments.
+    arguments, own = ({*inspect.signature(each).parameters} for each in (plain, ours))
+    if arguments - {"chunk_size"} != own:
         return False
     if not _agree(plain, ours, _example(name, key_heads=4)):
         return False
-    try:
+    # Some versions have layers repeat their keys first.
+    with suppress(RuntimeError):
         return _agree(plain, ours, _example(name, key_heads=2))
-    except RuntimeError:
-        # Some versions have layers repeat their keys first.
-        return True
+    return True
 
 
 def _agree(theirs: Function, ours: Function, given: Mapping[str, Any]) -> bool:
@@ -293,8 +264,7 @@ def _example(name: str, key_heads: int) -> dict[str, Any]:
         given |= {"value": random(70, 4, 6), "beta": random(70, 4).sigmoid()}
         given |= {"g": -random(70, 4).exp(), "initial_state": random(4, 8, 6)}
         return given | {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
-    if name == "causal_conv1d_update":
-        given = {"hidden_states": random(5, 1), "conv_state": random(5, 4)}
-    else:
-        given = {"hidden_states": random(5, 9)}
-    return given | {"weight": random(5, 4)[0], "activation": "silu"}
+    single = name == "causal_conv1d_update"
+    state = {"conv_state": random(5, 4)} if single else {}
+    given = {"hidden_states": random(5, 1 if single else 9), "weight": random(5, 4)[0]}
+    return given | state | {"activation": "silu"}

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import shutil
 import tempfile
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
-from transformers.utils.logging import (
-    disable_progress_bar,
-    enable_progress_bar,
-    is_progress_bar_enabled,
-)
 
-from memspan.data.tokenizers.base import Tokenizer
 from memspan.errors import MemspanError, counted
 from memspan.files.disk import write_atomically
 from memspan.integrations.transformers.config import MemspanConfig
@@ -41,7 +34,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained("{name}")
 tokenizer = AutoTokenizer.from_pretrained("{name}")
-inputs = tokenizer({prompt}, return_tensors="pt")
+inputs = tokenizer("Once upon a time", return_tensors="pt")
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens=100, do_sample=True)[0]))
 ```
 """
@@ -65,9 +58,7 @@ def from_run(run: Run | str | Path) -> tuple[MemspanForCausalLM, PreTrainedToken
     run = run if isinstance(run, Run) else load(run)
     options = dataclasses.asdict(run.config)
     config = MemspanConfig(
-        architecture=options["architecture"],
-        model=options["model"],
-        embedding=options["embedding"],
+        **{name: options[name] for name in ("architecture", "model", "embedding")},
         vocab_size=run.tokenizer.vocab_size,
         segment_length=run.config.train.segment_length,
         padding_id=run.tokenizer.vocab_size,
@@ -100,11 +91,8 @@ def export(run: Run | str | Path, folder: str | Path) -> None:
         name=folder.name,
         parameters=model.num_parameters(),
         tokenizer=run.tokenizer.kind,
-        prompt=json.dumps(example_prompt(run.tokenizer), ensure_ascii=False),
         origin=f"trained for {counted(run.step, 'step')}" if run.step else "converted",
     )
-    shown = is_progress_bar_enabled()
-    disable_progress_bar()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         # Complete or not at all: a folder never lacks its weights.
@@ -122,19 +110,3 @@ def export(run: Run | str | Path, folder: str | Path) -> None:
         raise MemspanError(
             f"cannot write {folder} ({error.strerror}): free some space or choose another folder"
         ) from None
-    finally:
-        if shown:
-            enable_progress_bar()
-
-
-def example_prompt(tokenizer: Tokenizer) -> str:
-    """A prompt for the card's example: not every vocabulary has the words of the usual one."""
-    usual = "Once upon a time"
-    try:
-        if not tokenizer.count_unknown(tokenizer.encode(usual.encode())):
-            return usual
-    except MemspanError:
-        pass
-    ids = range(min(tokenizer.vocab_size, 1000))
-    plain = [n for n in ids if n != tokenizer.unknown and tokenizer.decode([n]).isalnum()]
-    return tokenizer.decode(plain[:4] or [ids[-1]]).decode(errors="replace")

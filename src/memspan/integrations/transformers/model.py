@@ -135,7 +135,9 @@ class MemspanForCausalLM(PreTrainedModel, GenerationMixin):
         loss = None
         if targets is not None:
             if shift_labels is None:
-                targets = _shifted(targets, own)
+                # Each in the column before its own.
+                labels = targets if own is None else targets.masked_fill(~own, NOT_SCORED)
+                targets = F.pad(labels[:, 1:], (0, 1), value=NOT_SCORED)
             if own is not None:
                 targets = targets.masked_fill(~own, NOT_SCORED)
             loss = self._loss(logits, targets, auxiliary_loss, num_items_in_batch)
@@ -153,10 +155,9 @@ class MemspanForCausalLM(PreTrainedModel, GenerationMixin):
         if attention_mask is not None:
             rows, n_columns = input_ids.shape
             if attention_mask.shape not in ((rows, n_columns), (rows, n_before + n_columns)):
-                whole = f" or, with what the cache has read, [{rows}, {n_before + n_columns}]"
                 raise MemspanError(
-                    f"attention_mask must be [{rows}, {n_columns}]{whole if n_before else ''}, not "
-                    f"{list(attention_mask.shape)}"
+                    f"attention_mask must have {rows} rows and cover the {n_columns} new columns, or "
+                    f"all {n_before + n_columns}: it is {list(attention_mask.shape)}"
                 )
             own = own & (attention_mask[:, attention_mask.shape[1] - n_columns :] != 0)
         return None if own.all() else own
@@ -325,12 +326,6 @@ def _cache(given: object) -> MemspanCache:
             "MemspanCache(), or with a memory as MemspanCache(memory)"
         )
     return given
-
-
-def _shifted(labels: Tensor, own: Tensor | None) -> Tensor:
-    """Labels ``[B, T]``, each in the column before its own; -100 in the last and for padding."""
-    labels = labels if own is None else labels.masked_fill(~own, NOT_SCORED)
-    return F.pad(labels[:, 1:], (0, 1), value=NOT_SCORED)
 
 
 def _tied(model: nn.Module) -> dict[str, str]:
