@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
-from small_models import KERNEL, WIDTH, Attention, Convolved, Gated, State, Twin
+from small_models import WIDTH, Attention, Convolved, Gated, State, Twin
 from torch import Tensor, nn
 
 from memspan.stateful.protocol import Claims
@@ -45,23 +44,9 @@ class WindowStaleAfterSingleTokens(Convolved):
 
 
 @breaks("cuts")
-class WindowForgetsWhatWasBeforeAShortSegment(Convolved):
-    def window(self, before: Tensor, x: Tensor) -> Tensor:
-        return F.pad(x, (0, 0, KERNEL - 1, 0))[:, -(KERNEL - 1) :]
-
-
-@breaks("cuts")
 class PositionsResetAtACut(Attention):
     def positions(self, state: State, real: Tensor) -> Tensor:
         return real.cumsum(1) - 1
-
-
-@breaks("cuts")
-class FirstSegmentOfOneTokenIsNotRemembered(Gated):
-    def mix(self, x: Tensor, state: State) -> Read:
-        y, after = super().mix(x, state)
-        first = x.shape[1] == 1 and not state["h"].any()
-        return y, state if first else after
 
 
 # Later inputs.
@@ -90,12 +75,6 @@ class TwiceTheOutputsForSeveralRows(Gated):
 class SelectIgnoresTheOrder(Gated):
     def select(self, state: State, rows: Tensor) -> State:
         return super().select(state, rows.sort().values)
-
-
-@breaks("rows")
-class ARowAloneIsReadDifferently(Attention):
-    def mix(self, x: Tensor, state: State) -> Read:
-        return super().mix(x if len(x) > 1 else x * 1.001, state)
 
 
 @breaks("rows")
@@ -160,21 +139,9 @@ class ResetForgetsAField(Convolved):
 
 
 @breaks("fresh-start")
-class ResetOfAllRows(Gated):
-    def reset(self, state: State, rows: Tensor) -> State:
-        return self.start(len(rows)) if rows.any() else state
-
-
-@breaks("fresh-start")
 class DocumentsOnlyAtTheFirstPlace(Gated):
     def read_packed(self, inputs: Tensor, state: State, starts: Tensor) -> Read:
         return self.read(inputs, self.reset(state, starts[:, 0]))
-
-
-@breaks("fresh-start")
-class AFirstPlaceIsNeverAStart(Convolved):
-    def read_packed(self, inputs: Tensor, state: State, starts: Tensor) -> Read:
-        return super().read_packed(inputs, state, F.pad(starts[:, 1:], (1, 0)))
 
 
 # Padding.
@@ -185,14 +152,6 @@ class WindowTakenFromThePadding(Convolved):
     def read_padded(self, inputs: Tensor, state: State, lengths: Tensor, side: Side) -> Read:
         y, after = super().read_padded(inputs, state, lengths, side)
         return y, after | {"window": self.read(inputs, state)[1]["window"]}
-
-
-@breaks("padding-left")
-class PaddingOfASingleRowIsRead(Convolved):
-    def read_padded(self, inputs: Tensor, state: State, lengths: Tensor, side: Side) -> Read:
-        if side == "left" and len(inputs) == 1:
-            return self.read(inputs, state)
-        return super().read_padded(inputs, state, lengths, side)
 
 
 @breaks("padding-left")
@@ -233,12 +192,6 @@ class StateDetachedAtACut(Gated):
         return super().mix(x, {"h": state["h"].detach()})
 
 
-@breaks("gradients")
-class DetachedInsideASegment(Gated):
-    def step(self, x: Tensor, h: Tensor, t: int) -> Tensor:
-        return super().step(x, h.detach() if t % 4 == 3 else h, t)
-
-
 class DetachedAtEveryToken(Gated):
     """Not named by a law: a long call has no other gradients."""
 
@@ -261,12 +214,6 @@ class KeepsEverySingleToken(Gated):
 
 
 # Other calls.
-
-
-@breaks("repeatable")
-class DropoutLeftOn(Gated):
-    def step(self, x: Tensor, h: Tensor, t: int) -> Tensor:
-        return F.dropout(super().step(x, h, t), 0.01, training=True)
 
 
 @breaks("repeatable")

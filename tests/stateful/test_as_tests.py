@@ -8,7 +8,6 @@ import pytest
 
 import memspan.stateful.testing
 import pages
-from memspan.stateful.testing import laws
 
 README = Path(memspan.stateful.testing.__file__).with_name("README.md")
 
@@ -34,18 +33,13 @@ def test_a_failure_says_what_to_do(
         "1 failed, 5 passed, 2 skipped",
         "test_wrong[rows-0]",
         "not so: a row's outputs do not depend on other rows",
-        "rows: select the rows in reverse: 2 rows of 2 x 1 tokens",
+        "select the rows in reverse: 2 rows of 2 x 1 tokens",
         "s4 = select(s3, torch.tensor([1, 0]))",
         "not-offered: it cannot be rolled back",
     ):
         assert words in said
     # The failure alone, not how it came about.
     assert "finding.script" not in said
-
-
-def test_unknown_laws_are_told() -> None:
-    with pytest.raises(ValueError, match="there is no law 'cut': use repeatable"):
-        laws(lambda: None, ["cut"])  # type: ignore[arg-type, return-value]
 
 
 def test_the_readme_runs_and_is_a_screen(capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,7 +36,7 @@ def test_a_planted_bug_is_caught_by_the_law_that_names_it(
         assert sizes[-1] > 10 * sizes[0]
     elif ".shape" in finding.script.splitlines()[-1]:
         assert "torch.Size([1, 2, 11]) torch.Size([1, 1, 11])" in printed.getvalue()
-    elif kind.__name__ != "DropoutLeftOn":  # of which a script shows something by chance
+    else:
         rounding = float(finding.script.rpartition("explains ")[2])
         assert float(printed.getvalue()) > 10 * rounding
 

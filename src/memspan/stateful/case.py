@@ -102,17 +102,16 @@ class Reading:
         inputs, shape = self.model.inputs, (rows, self.case.tokens)
         seed = int(torch.randint(2**31, (), generator=generator))
         value = inputs.draw(*shape, torch.Generator().manual_seed(seed))
-        if inputs.width is None:
+        for _ in range(20 if inputs.width is None else 0):
             # With few tokens, rows may begin alike, or end like those that they are compared with.
-            for _ in range(20):
-                same_start = rows > 1 and bool((value[0, 0] == value[:, 0]).all())
-                last = self.x.value[:, -1].cpu() if name == "other" else None
-                if not same_start and (
-                    last is None or bool((value[: len(last), -1] != last).any())
-                ):
-                    break
-                value = inputs.draw(*shape, generator)
-            text = f"torch.tensor({value.tolist()})"
+            alike = rows > 1 and bool((value[0, 0] == value[:, 0]).all())
+            if name == "other" and not alike:
+                alike = bool((value[: self.case.rows, -1] == self.x.value[:, -1].cpu()).all())
+            if not alike:
+                break
+            value = inputs.draw(*shape, generator)
+        if inputs.width is None:
+            text = written(value)
         else:
             text = f"torch.randn({rows}, {shape[1]}, {value.shape[2]}, "
             text += f"generator=torch.Generator().manual_seed({seed}), device='cpu')"
@@ -122,13 +121,10 @@ class Reading:
         self.lines.append(f"{name} = {text}")
         return Named(value.to(device), name)
 
-    def line(self, text: str) -> None:
-        self.lines.append(text)
-
     def given(self, value: Any, text: str, name: str = "s") -> Named:
         """A computed value, under a new name."""
         self._count += 1
-        self.line(f"{name}{self._count} = {text}")
+        self.lines.append(f"{name}{self._count} = {text}")
         return Named(value, f"{name}{self._count}")
 
     def _call(self, name: str, *arguments: Any) -> tuple[Any, str]:
@@ -151,7 +147,7 @@ class Reading:
             )
         self._count += 1
         n = self._count
-        self.line(f"y{n}, s{n} = {text}")
+        self.lines.append(f"y{n}, s{n} = {text}")
         return Named(result[0], f"y{n}"), Named(result[1], f"s{n}")
 
     def state(self, name: str, *arguments: Any) -> Named:
@@ -185,7 +181,7 @@ class Reading:
         """``state``, saved to a file and loaded from it."""
         path = self._folder / f"state{len(list(self._folder.iterdir()))}"
         file = Named(path, "Path('state')")
-        self.line(self._call("save", state, file)[1])
+        self.lines.append(self._call("save", state, file)[1])
         return self.state("load", file)
 
 
@@ -214,15 +210,9 @@ def script(model: Stateful[Any], lines: Sequence[str], shown: str, comment: str)
     last = max(
         (i for i, line in enumerate(lines) if names & _words(line.partition(" = ")[0])), default=0
     )
-    lines = lines[: last + 1]
-    # Calls may matter even if their results are not used; inputs that are not read do not.
-    read = [_words("\n".join([*lines[:i], *lines[i + 1 :], shown])) for i in range(len(lines))]
-    lines = [
-        line
-        for i, line in enumerate(lines)
-        if _words(line.partition(" = ")[0]) & {"x", "other"} <= read[i]
-    ]
-    used = _words("\n".join([*lines, shown]))
+    inputs, calls = lines[:2], lines[2 : last + 1]
+    used = _words("\n".join([*calls, shown]))
+    inputs = [line for line in inputs if line.partition(" = ")[0] in used]
     head = ["import torch"]
     if "Path" in used:
         head.append("from pathlib import Path")
@@ -244,7 +234,7 @@ def script(model: Stateful[Any], lines: Sequence[str], shown: str, comment: str)
         head.append(f"{name}.to({str(device)!r}); torch.set_default_device({str(device)!r})")
     if "autograd" not in used:
         head.append("torch.set_grad_enabled(False)")
-    return "\n".join([*head, *lines, f"print({shown})  # {comment}"]) + "\n"
+    return "\n".join([*head, *inputs, *calls, f"print({shown})  # {comment}"]) + "\n"
 
 
 def _words(text: str) -> set[str]:

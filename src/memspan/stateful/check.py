@@ -257,17 +257,13 @@ class _Bench:
                 problems.setdefault("inconclusive", f"{judged.weakness} ({case})")
             if worst is None or judged.difference > worst.difference:
                 worst = judged
-        known = worst is not None and math.isfinite(worst.reference.floor)
-        outcomes: tuple[Outcome, ...] = ("refused", "inconclusive")
         fallback: Outcome = "not-offered" if worst is None else "holds"
+        outcomes: tuple[Outcome, ...] = ("refused", "inconclusive")
         outcome = next((each for each in outcomes if each in problems), fallback)
-        return Finding(
-            law.name,
-            outcome,
-            problems.get(outcome, problems.get("not-offered", "")),
-            worst.difference if worst and known else None,
-            worst.reference.floor if worst and known else None,
-        )
+        detail = problems.get(outcome, problems.get("not-offered", ""))
+        if worst is None or not math.isfinite(worst.reference.floor):
+            return Finding(law.name, outcome, detail)
+        return Finding(law.name, outcome, detail, worst.difference, worst.reference.floor)
 
     def _judge(self, law: Law, case: Case, power: bool = True) -> _Judged:
         within = self._reference(law, case)
@@ -300,17 +296,14 @@ class _Bench:
         strict = law.name == "repeatable" or not self.repeatable
         key = (law.reference, case.rows, pieces, strict)
         if key not in self._references:
-
-            def outputs() -> Tensor:
-                if not law.reference:
-                    return self._outputs(Case(case.rows, pieces))
-                with torch.enable_grad():
-                    return law.reference(self._reading(case), case)
-
+            if law.reference:
+                compute = functools.partial(law.reference, self._reading(case), case)
+            else:
+                compute = functools.partial(self._outputs, Case(case.rows, pieces))
             self._references[key] = (
-                exact(outputs())
+                exact(compute())
                 if strict
-                else reference(outputs, self.model.module, self.seed, self.idle_bits)
+                else reference(compute, self.model.module, self.seed, self.idle_bits)
             )
         return self._references[key]
 
@@ -339,15 +332,15 @@ class _Bench:
                     "a state of other rows": read_on(others[:, :cut]),
                     "a state one token old": read_on(x[:, : cut - 1]),
                 }
-            self._powers[key] = ""
-            for name, outputs in wrong.items():
-                apart = difference(right, outputs) / within.deviation
-                if not apart > needed:
-                    text = (
-                        f"{name} changes outputs by {apart:.1e} only, where {needed:.1e} is needed"
-                    )
-                    self._powers[key] = text
-                    break
+            apart = {n: difference(right, y) / within.deviation for n, y in wrong.items()}
+            self._powers[key] = next(
+                (
+                    f"{name} changes outputs by {by:.1e} only, where {needed:.1e} is needed"
+                    for name, by in apart.items()
+                    if not by > needed
+                ),
+                "",
+            )
         return self._powers[key]
 
     def _shrunk(self, law: Law, case: Case, judged: _Judged) -> Finding:

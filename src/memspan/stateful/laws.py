@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from memspan.stateful.case import LACKS, Case, Named, Reading, join
+from memspan.stateful.case import LACKS, Case, Named, Reading, join, written
 from memspan.stateful.protocol import Claims, RefusedError, Stateful
 
 ROWS = 3
@@ -381,8 +381,7 @@ def _padding_law(side: Literal["right", "left"]) -> None:
         mask = real.reshape(*real.shape, *[1] * (part.value.dim() - 2)).to(part.value.device)
         zeros = case.variant.startswith("zeros")
         fill = torch.zeros_like(other.value) if zeros else other.value
-        text = f"torch.where(torch.tensor({mask.tolist()}), {part.text}, "
-        text += "0)" if zeros else f"{other.text})"
+        text = f"torch.where({written(mask)}, {part.text}, {'0' if zeros else other.text})"
         inputs = reading.given(torch.where(mask, part.value, fill), text, "padded")
         state = _prefix(reading, [before])
         output, state = reading.outputs("read_padded", inputs, state, lengths, side)
@@ -462,6 +461,7 @@ def gradient(y):
     return torch.cat([slope.flatten() for slope in slopes])"""
 
 
+@torch.enable_grad()
 def _whole_gradient(reading: Reading, case: Case) -> Tensor:
     whole = _whole(reading, reading.x, [case.tokens])
     return _slope(reading, whole[:, case.pieces[0] :]).value
@@ -514,7 +514,7 @@ _BETWEEN = ("other streams between", "training between", "gradients recorded")
 def _order(reading: Reading, case: Case) -> Compared:
     expected = _whole(reading, reading.x, case.pieces)
     if case.variant == _BETWEEN[2]:
-        reading.line("torch.set_grad_enabled(True)")
+        reading.lines.append("torch.set_grad_enabled(True)")
         with torch.enable_grad():
             return Compared([(expected, _whole(reading, reading.x, case.pieces))])
     training = case.variant == _BETWEEN[1]
@@ -522,14 +522,14 @@ def _order(reading: Reading, case: Case) -> Compared:
     for piece in case.pieces:
         if training:
             reading.model.module.train()
-            reading.line("module.train()")
+            reading.lines.append("module.train()")
         with torch.set_grad_enabled(training):
             _, other = reading.read(reading.other, reading.start(case.rows + 2))
             reading.read(reading.other[: case.rows], reading.start())
             reading.read(reading.other[:, :1], other)
         if training:
             reading.model.module.eval()
-            reading.line("module.eval()")
+            reading.lines.append("module.eval()")
         output, state = reading.read(reading.x[:, at : at + piece], state)
         outputs.append(output)
         at += piece

@@ -71,21 +71,17 @@ class Stateful(Protocol[State]):
 
     def start(self, batch_size: int) -> State:
         """The state of ``batch_size`` rows that have read nothing."""
-        ...
 
     def read(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
         """Read ``inputs`` on from ``state``: outputs ``[B, T, ...]``, one for each input and of
         floating-point type, and the state after them."""
-        ...
 
     def select(self, state: State, rows: Tensor) -> State:
         """The state of ``rows``, int64 ``[B']``, in any order, repeated or left out. ``state`` may be
         used up."""
-        ...
 
     def copy(self, state: State) -> State:
         """A state that stays as it is, whatever is done with ``state``. Gradients need not reach it."""
-        ...
 
 
 @runtime_checkable
@@ -95,7 +91,6 @@ class Resets(Protocol[State]):
     def reset(self, state: State, rows: Tensor) -> State:
         """``state`` emptied in the rows where ``rows``, bool ``[B]``, is true. ``state`` may be used
         up."""
-        ...
 
 
 @runtime_checkable
@@ -104,7 +99,6 @@ class Truncates(Protocol[State]):
 
     def truncate(self, state: State, n: int) -> State:
         """``state`` as it was ``n`` tokens ago. It may be used up."""
-        ...
 
 
 @runtime_checkable
@@ -113,11 +107,9 @@ class Saves(Protocol[State]):
 
     def save(self, state: State, path: Path) -> None:
         """Write ``state``."""
-        ...
 
     def load(self, path: Path) -> State:
         """What :meth:`save` wrote."""
-        ...
 
 
 @runtime_checkable
@@ -129,7 +121,6 @@ class ReadsPadded(Protocol[State]):
     ) -> tuple[Tensor, State]:
         """As :meth:`Stateful.read`, but only ``lengths[i]`` inputs of row ``i`` are real (int64
         ``[B]``). The rest, on that ``side``, is padding, with any values."""
-        ...
 
 
 @runtime_checkable
@@ -139,7 +130,6 @@ class ReadsPacked(Protocol[State]):
     def read_packed(self, inputs: Tensor, state: State, starts: Tensor) -> tuple[Tensor, State]:
         """As :meth:`Stateful.read`; a document begins where ``starts``, bool ``[B, T]``, is true, and
         sees nothing of what was before it."""
-        ...
 
 
 class RefusedError(Exception):

@@ -88,10 +88,9 @@ class Recurrent:
 
     def source(self) -> str:
         both = isinstance(self._rnn, nn.LSTM)
-        first = self.start(1)
         zeros = [
             f"torch.zeros({len(part)}, batch_size, {part.shape[2]}, dtype={part.dtype})"
-            for part in (first if both else [first])
+            for part in tensors_of(self.start(1))
         ]
         turned = "" if self._rnn.batch_first else ".transpose(0, 1)"
         return f"""\
