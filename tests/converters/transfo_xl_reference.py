@@ -1,0 +1,99 @@
+"""transformers' Transformer-XL written once more, from its tensors and options by their names.
+
+One row, token by token, with no code of ours: the equations of Dai et al. 2019 as they stand.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from transfo_xl_folder import Tensors
+
+
+def log_probabilities(c: dict[str, Any], tensors: Tensors, tokens: list[int], cut: int) -> Tensor:
+    """``float64 [T, V]`` after each of ``tokens``, read in segments of ``cut`` from zeros."""
+    t = {name: tensor.double() for name, tensor in tensors.items()}
+    memory = [[torch.zeros(c["d_model"]).double()] * c["mem_len"] for _ in range(c["n_layer"])]
+    rows = []
+    for begin in range(0, len(tokens), cut):
+        h = [embed(c, t, token) for token in tokens[begin : begin + cut]]
+        for n in range(c["n_layer"]):
+            before = memory[n]
+            memory[n] = (before + h)[len(h) :]
+            h = layer(c, t, f"transformer.layers.{n}", before, h)
+        rows += [head(c, t, x) for x in h]
+    return torch.stack(rows)
+
+
+def embed(c: dict[str, Any], t: Tensors, token: int) -> Tensor:
+    edges = [0, *c["cutoffs"]] if c["div_val"] > 1 else [0]
+    i = max(i for i, edge in enumerate(edges) if token >= edge)
+    x = t[f"transformer.word_emb.emb_layers.{i}.weight"][token - edges[i]]
+    if f"transformer.word_emb.emb_projs.{i}" in t:
+        x = t[f"transformer.word_emb.emb_projs.{i}"] @ x
+    return x * math.sqrt(c["d_model"])
+
+
+def norm(c: dict[str, Any], t: Tensors, name: str, x: Tensor) -> Tensor:
+    weight, bias = t[f"{name}.layer_norm.weight"], t[f"{name}.layer_norm.bias"]
+    return F.layer_norm(x, x.shape, weight, bias, c["layer_norm_epsilon"])
+
+
+def layer(
+    c: dict[str, Any], t: Tensors, name: str, before: list[Tensor], h: list[Tensor]
+) -> list[Tensor]:
+    pre, out, attention, forward = c["pre_lnorm"], [], f"{name}.dec_attn", f"{name}.pos_ff"
+    first, second = f"{forward}.CoreNet.0", f"{forward}.CoreNet.3"
+    for i, x in enumerate(h):
+        slots = before + h[: i + 1]
+        if c["same_length"]:
+            slots = slots[-c["mem_len"] :]
+        if pre:
+            slots = [norm(c, t, attention, slot) for slot in slots]
+        y = x + attend(c, t, attention, torch.stack(slots))
+        y = y if pre else norm(c, t, attention, y)
+        inner = norm(c, t, forward, y) if pre else y
+        inner = F.linear(inner, t[f"{first}.weight"], t[f"{first}.bias"]).relu()
+        y = y + F.linear(inner, t[f"{second}.weight"], t[f"{second}.bias"])
+        out.append(y if pre else norm(c, t, forward, y))
+    return out
+
+
+def attend(c: dict[str, Any], t: Tensors, name: str, slots: Tensor) -> Tensor:
+    """What the last of ``slots [S, D]`` attends to in all of them."""
+    shape, d = (-1, c["n_head"], c["d_head"]), c["d_model"]
+    distances = torch.arange(len(slots)).flip(0).double()
+    if c["clamp_len"] > 0:
+        distances = distances.clamp(max=c["clamp_len"])
+    angles = distances[:, None] / 10000 ** (torch.arange(0, d, 2).double() / d)
+    code = torch.cat([angles.sin(), angles.cos()], 1)
+    q, k, v = ((slots @ w.T).view(shape) for w in t[f"{name}.qkv_net.weight"].chunk(3))
+    r = (code @ t[f"{name}.r_net.weight"].T).view(shape)
+    content, position = q[-1] + t[f"{name}.r_w_bias"], q[-1] + t[f"{name}.r_r_bias"]
+    scores = ((content * k).sum(2) + (position * r).sum(2)) / math.sqrt(c["d_head"])
+    return t[f"{name}.o_net.weight"] @ (scores.softmax(0)[:, :, None] * v).sum(0).flatten()
+
+
+def head(c: dict[str, Any], t: Tensors, x: Tensor) -> Tensor:
+    edges = [0, *c["cutoffs"], c["vocab_size"]]
+
+    def scores(i: int) -> Tensor:
+        hidden = x @ t[f"crit.out_projs.{i}"] if f"crit.out_projs.{i}" in t else x
+        if c["div_val"] > 1:
+            weight, bias = t[f"crit.out_layers.{i}.weight"], t[f"crit.out_layers.{i}.bias"]
+        else:
+            rows = slice(edges[i], edges[i + 1])
+            weight, bias = t["crit.out_layers.0.weight"][rows], t["crit.out_layers.0.bias"][rows]
+        if i == 0 and c["cutoffs"]:
+            weight = torch.cat([weight, t["crit.cluster_weight"]])
+            bias = torch.cat([bias, t["crit.cluster_bias"]])
+        return F.log_softmax(weight @ hidden + bias, 0)
+
+    first = scores(0)
+    tails = [first[edges[1] + i - 1] + scores(i) for i in range(1, len(edges) - 1)]
+    return torch.cat([first[: edges[1]], *tails])
