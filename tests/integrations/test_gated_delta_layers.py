@@ -1,11 +1,15 @@
-"""Gated DeltaNet against layers of transformers with the same weights."""
+"""Gated DeltaNet against layers of transformers with the same weights, and fla's naive forms."""
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from transformers import OlmoHybridConfig, Qwen3_5TextConfig, Qwen3NextConfig
 from transformers.models.olmo_hybrid.modeling_olmo_hybrid import OlmoHybridGatedDeltaNet
@@ -16,6 +20,7 @@ from golden import assert_same
 from memspan.errors import MemspanError
 from memspan.integrations.transformers import from_gated_delta_rule, to_gated_delta_rule
 from memspan.integrations.transformers.gated_delta import to_our_names
+from memspan.ops.fast_weights.rules import delta_rule
 
 HEADS, VALUE_HEADS, KEY, VALUE, D = 2, 4, 8, 6, 20
 SIZES: dict[str, Any] = {
@@ -105,3 +110,41 @@ def test_what_cannot_be_converted() -> None:
     ours, theirs = to_gated_delta_rule(layer("olmo")), layer("qwen3.5")
     with pytest.raises(MemspanError, match="has False as negative_eigenvalues, and our layer True"):
         from_gated_delta_rule(ours, theirs)
+    theirs = layer("olmo")
+    theirs.o_norm.variance_epsilon = 1e-3
+    with pytest.raises(
+        MemspanError, match=r"has 0\.001 as the epsilon of its norm, and our layer 1e-05"
+    ):
+        from_gated_delta_rule(ours, theirs)
+
+
+def naive() -> ModuleType:
+    """fla's file alone: the package itself needs Triton."""
+    pytest.importorskip("einops")
+    found = importlib.util.find_spec("fla")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("needs flash-linear-attention")
+    path = Path(found.submodule_search_locations[0], "ops/gated_delta_rule/naive.py")
+    spec = importlib.util.spec_from_file_location("fla_naive", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("form", ["recurrent", "chunk"])
+@every
+def test_it_is_the_naive_form_of_fla(implementation: str, form: str) -> None:
+    """Both compute in float32, whatever they are given."""
+    function = getattr(naive(), f"naive_{form}_gated_delta_rule")
+    torch.manual_seed(0)
+    q, v = torch.randn(2, 2, 128, 3, 16).unbind()
+    k = F.normalize(torch.randn(2, 128, 3, 16), dim=-1)
+    beta, g = 2 * torch.rand(2, 128, 3), -F.softplus(torch.randn(2, 128, 3))
+    state = torch.randn(2, 3, 16, 16)
+    expected = function(q=q, k=k, v=v, beta=beta, g=g, initial_state=state, output_final_state=True)
+    heads = [t.transpose(1, 2) for t in (q / 4, k, v, beta)]
+    found = delta_rule(*heads, state, log_decay=g.transpose(1, 2), implementation=implementation)
+    assert_same(found[0].transpose(1, 2), expected[0], 2e-5, "output")
+    assert_same(found[1], expected[1], 2e-5, "state")
