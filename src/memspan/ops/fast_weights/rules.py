@@ -24,7 +24,6 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from memspan.devices import can_look
 from memspan.errors import MemspanError
 from memspan.ops.implementations import Implementation, check_together, choose
 
@@ -109,12 +108,15 @@ class RuleInputs(NamedTuple):
                 )
         if length < 1:
             raise MemspanError("there are no tokens to read: pass at least one")
-        # Looking at one number costs less than a mask, which matters for a single token.
-        if decay is not None and decay.numel() and can_look(decay) and decay.amax().item() > 0:
-            raise MemspanError(
-                f"log_decay must be at most 0, not {decay.max():.3g}: pass the logarithm of a "
-                "decay in (0, 1]"
-            )
+        if decay is not None and decay.numel():
+            from memspan.devices import can_look
+
+            # Looking at one number costs less than a mask, which matters for a single token.
+            if can_look(decay) and decay.amax().item() > 0:
+                raise MemspanError(
+                    f"log_decay must be at most 0, not {decay.max():.3g}: pass the logarithm of a "
+                    "decay in (0, 1]"
+                )
         if chunking.size < 1:
             raise MemspanError(f"the chunk size must be at least 1, not {chunking.size}")
         memory = (batch, n_heads, self._n_features(), value_width)
