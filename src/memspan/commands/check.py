@@ -12,6 +12,7 @@ import tyro
 
 from memspan.checks import check_types
 from memspan.commands.parsing import TARGET_HELP, Modules, parsed
+from memspan.errors import MemspanError
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,10 @@ class CheckArguments:
 
     def __post_init__(self) -> None:
         check_types(self)
+        if self.scripts is not None and self.scripts.exists() and not self.scripts.is_dir():
+            raise MemspanError(
+                f"--scripts {self.scripts} is not a folder: name one, new or existing"
+            )
 
 
 def check(arguments: list[str]) -> None:
