@@ -280,7 +280,8 @@ class Reader:
             self._refuse_changes(whole=True)
         except StaleReaderError:
             return True
-        return isinstance(self._backbone, BufferedReader) and self._backbone.watch.has_changed(True)
+        watch = getattr(self._backbone, "watch", None)
+        return watch is not None and watch.has_changed(whole=True)
 
     def _refuse_changes(self, whole: bool = False) -> None:
         """A backbone whose reader watches it is not looked at here."""
