@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Generic
 
 import torch
@@ -14,7 +15,6 @@ from memspan.memory import Memory, Rows
 from memspan.models.inputs import rows_not_finite
 from memspan.models.packing import Watch
 from memspan.models.protocol import Backbone, M, VectorReader, not_copied, without_gradients
-from memspan.models.segments import cuts
 from memspan.trees import to_device
 
 
@@ -48,7 +48,8 @@ class BufferedReader(VectorReader, Generic[M]):
         if starts is None:
             return self._read(x)
         parts, starts = [], starts.cpu()
-        for start, end in cuts(starts):
+        inside = starts.any(0).nonzero().flatten().tolist()
+        for start, end in pairwise(sorted({0, *inside, x.shape[1]})):
             self.reset(starts[:, start])
             parts.append(self._read(x[:, start:end]))
         return torch.cat(parts, 1)

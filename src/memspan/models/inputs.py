@@ -154,12 +154,6 @@ def check_memory(
         memory.counts()
 
 
-def check_batch_size(batch_size: object) -> None:
-    """Refuse a batch size that is not an integer of at least 0."""
-    if type(batch_size) is not int or batch_size < 0:
-        raise MemspanError(f"batch_size must be a number of rows, 0 or more, not {batch_size!r}")
-
-
 def outside(what: str, ids: Tensor, vocab_size: int) -> MemspanError:
     """The error that names the first of ``ids [B, T]`` outside the vocabulary; there is one."""
     wrong = (ids < 0) | (ids >= vocab_size)

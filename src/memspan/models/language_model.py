@@ -18,7 +18,7 @@ from memspan.models.embedding import Embedding, Head, expand_ties, losses_of, ti
 from memspan.models.fingerprints import fingerprint
 from memspan.models.in_place import BufferedReader
 from memspan.models.initialisation import initialise
-from memspan.models.inputs import check_batch_size, check_tokens, outside
+from memspan.models.inputs import check_tokens, outside
 from memspan.models.options import BackboneConfig, EmbeddingConfig, check_parts
 from memspan.models.output import BackboneOutput, Output
 from memspan.models.packing import WeightsWatch, is_itself
@@ -69,7 +69,8 @@ class LanguageModel(nn.Module):
 
     def initial_memory(self, batch_size: int, **options: object) -> Memory:
         """A memory before the first token; ``options`` are the backbone's."""
-        check_batch_size(batch_size)
+        if type(batch_size) is not int or batch_size < 0:
+            raise MemspanError(f"batch_size must be a number of rows, not {batch_size!r}")
         make: Callable[..., Memory] = self.backbone.initial_memory
         _refuse_unknown("memory", make, options)
         with refuse_impossible("the memory"):
@@ -279,7 +280,8 @@ class Reader:
             self._refuse_changes(whole=True)
         except StaleReaderError:
             return True
-        return isinstance(self._backbone, BufferedReader) and self._backbone.watch.has_changed(True)
+        watch = getattr(self._backbone, "watch", None)
+        return watch is not None and watch.has_changed(whole=True)
 
     def _refuse_changes(self, whole: bool = False) -> None:
         """A backbone whose reader watches it is not looked at here."""

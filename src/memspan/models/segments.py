@@ -137,15 +137,6 @@ def documents_of(
     return x, Documents(number, begins.any(1), lengths, lengths - last_start, moved)
 
 
-def cuts(starts: Tensor) -> list[tuple[int, int]]:
-    """The pieces ``(start, end)`` of a segment, ``end`` excluded, within which no document starts.
-
-    ``starts``: bool ``[B, T]``. Waits for the device.
-    """
-    inside = starts.any(0).nonzero().flatten().tolist()
-    return list(pairwise(sorted({0, *inside, starts.shape[1]})))
-
-
 def read_in_pieces(
     read: Callable[[Tensor, M], BackboneOutput[M]],
     x: Tensor,
@@ -154,20 +145,13 @@ def read_in_pieces(
     lengths: Tensor | None,
     padding: Padding = "right",
 ) -> BackboneOutput[M]:
-    """Read a segment with documents and padding by a ``read`` that knows neither.
+    """Read a segment with documents and padding by a ``read`` that knows neither: ``x [B, t, D]`` and a
+    memory in, the output for them out. Other arguments: see :meth:`memspan.models.Backbone.forward`.
 
     For architectures whose results do not depend on how a text is cut: the segment is cut where any
     row's document starts, or where its padding starts or ends. Between two pieces rows are reset,
     and rows whose piece is padding keep the memory they had. The pieces are found on the CPU, which
     waits for the device once.
-
-    Args:
-        read: ``x [B, t, D]`` and a memory in, the output for them out.
-        x: ``[B, T, D]``.
-        memory: before the segment.
-        starts: bool ``[B, T]``, or None.
-        lengths: int64 ``[B]``, or None.
-        padding: the side where rows shorter than the segment are padded.
     """
     if not x.numel():
         return BackboneOutput(x, memory, x.new_zeros(()))

@@ -36,18 +36,15 @@ class CarriesMemory:
     def start(self, batch_size: int) -> Memory:
         return self._model.initial_memory(batch_size)
 
-    def read(self, inputs: Tensor, state: Memory) -> tuple[Tensor, Memory]:
-        return self._read(inputs, state)
-
     def read_padded(
         self, inputs: Tensor, state: Memory, lengths: Tensor, side: Literal["right", "left"]
     ) -> tuple[Tensor, Memory]:
-        return self._read(inputs, state, lengths=lengths, padding=side)
+        return self.read(inputs, state, lengths=lengths, padding=side)
 
     def read_packed(self, inputs: Tensor, state: Memory, starts: Tensor) -> tuple[Tensor, Memory]:
-        return self._read(inputs, state, starts=starts)
+        return self.read(inputs, state, starts=starts)
 
-    def _read(self, inputs: Tensor, state: Memory, **options: Any) -> tuple[Tensor, Memory]:
+    def read(self, inputs: Tensor, state: Memory, **options: Any) -> tuple[Tensor, Memory]:
         try:
             output: Output | BackboneOutput[Memory] = self._model(inputs, state, **options)
         except MemspanError as error:

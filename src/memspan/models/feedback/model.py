@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -24,12 +25,14 @@ from memspan.models.initialisation import initialise
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import STACK, schema_of
 from memspan.models.protocol import AttentionWeights, Backbone, BackboneReader
+from memspan.models.segments import read_in_pieces
 from memspan.nn import FeedForward, dropout_layer, known
 from memspan.ops.feedback import compiled as feedback_loop
 from memspan.ops.feedback.attention import Distances, feedback_attention, span_mask
 from memspan.ops.feedback.buffers import FoldedWeights
 from memspan.ops.feedback.dropout import NO_DROPOUT, Factors, Kept, draw, drop
 from memspan.ops.feedback.recurrence import IMPLEMENTATIONS, feedback_recurrence
+from memspan.ops.implementations import refuse_unknown_implementation
 
 PARTS = rf"""{STACK} | layer_weights | key.\d+.weight | value.\d+.(weight|bias)
     | memory_norm(.weight|.bias)? | layers.\d+.(query.weight | output.(weight|bias))
@@ -241,7 +244,12 @@ class Feedback(Backbone[FeedbackMemory]):
         )
 
     def forward(
-        self, x: Tensor, memory: FeedbackMemory | None = None, **options: Any
+        self,
+        x: Tensor,
+        memory: FeedbackMemory | None = None,
+        *,
+        implementation: str | None = None,
+        **options: Any,
     ) -> BackboneOutput[FeedbackMemory]:
         """Read a segment, see :meth:`memspan.models.Backbone.forward`.
 
@@ -254,11 +262,21 @@ class Feedback(Backbone[FeedbackMemory]):
         Raises:
             MemspanError: the memory has other sizes; the implementation does not exist or cannot run.
         """
-        out = super().forward(x, memory, **options)
+        if memory is None and not any(isinstance(option, Tensor) for option in options.values()):
+            refuse_unknown_implementation(implementation, self.implementations)
+            # No slot is in use; to count them would wait for a device, or break a compiled graph.
+            read = partial(self.read_piece, implementation=implementation, n_old=0)
+            out = read_in_pieces(read, x, self.initial_memory(len(x)), None, None)
+        else:
+            out = super().forward(x, memory, implementation=implementation, **options)
         return replace(out, auxiliary_loss=self.span_penalty())
 
     def read_piece(
-        self, x: Tensor, memory: FeedbackMemory, implementation: str | None
+        self,
+        x: Tensor,
+        memory: FeedbackMemory,
+        implementation: str | None,
+        n_old: int | None = None,
     ) -> BackboneOutput[FeedbackMemory]:
         fuses = self.can_fuse() and self.is_as_made()
         if implementation in IMPLEMENTATIONS and not fuses:
@@ -266,7 +284,7 @@ class Feedback(Backbone[FeedbackMemory]):
                 f"the {implementation} implementation supports neither adaptive spans nor changed "
                 "modules, such as hooks and adapters: drop them, or use the reference"
             )
-        n_old, x = _slots_in_use(memory), self.dropout(x)
+        n_old, x = _slots_in_use(memory) if n_old is None else n_old, self.dropout(x)
         if implementation == "reference" or not fuses:
             h, vectors = self._reference(x, memory, self._draw(x, memory, n_old))
         else:

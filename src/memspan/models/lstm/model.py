@@ -86,15 +86,19 @@ class LSTMReader(PassReader[LSTMMemory]):
     def __init__(self, backbone: LSTM, memory: LSTMMemory) -> None:
         super().__init__(backbone, memory)
         assert backbone.schema is not None
-        self._watch = Watch(backbone, backbone.schema)
+        self.watch = Watch(backbone, backbone.schema)
         self._weights = [
             [layer.get_parameter(name) for name in PARAMETERS] for layer in backbone.layers
         ]
 
+    def _read_vectors(self, x: Tensor, starts: Tensor | None) -> Tensor:
+        self.watch.refuse_changes(x.shape[1] > 1)
+        return super()._read_vectors(x, starts)
+
     def _step_on(self, x: Tensor) -> Tensor:
         if self._backbone.training:
             return super()._step_on(x)
-        self._watch.refuse_changes(whole=False)
+        self.watch.refuse_changes(whole=False)
         memory, dtype, states = self.memory, self._weights[0][0].dtype, []
         before = (memory.output.to(dtype).unbind(1), memory.cell.to(dtype).unbind(1))
         h = x.to(dtype)
