@@ -99,7 +99,7 @@ def test_mistakes_are_one_line_and_change_nothing(name: str) -> None:
     reader.step(x[0])
     before = reader.memory
     for wrong, said in (
-        (x[0, :3], "tensor [4, 8] on cpu, one vector for each row of the reader"),
+        (x[0, :3], "tensor [4, 8] on cpu, not a tensor of float64 [3, 8]"),
         (x[0, :, 1:], "not a tensor of float64 [4, 7] on cpu"),
         (x[0][:, None], "not a tensor of float64 [4, 1, 8] on cpu"),
         (x[0].float(), "not a tensor of float32 [4, 8] on cpu"),

@@ -337,5 +337,3 @@ def test_refused(options: dict[str, Any], says: str) -> None:
 def test_refused_memories() -> None:
     with pytest.raises(MemspanError, match="too short"):
         compressive().model().initial_memory(1, memory_length=0)
-    with pytest.raises(MemspanError, match="compressed_length 0"):
-        compressive(compressed_length=0).model().initial_memory(1, compressed_length=2)

@@ -140,14 +140,11 @@ def test_what_does_not_fit_is_refused() -> None:
 @pytest.mark.parametrize("kind", [gated_delta_net, fast_weights])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("length", [1, 3])
-@pytest.mark.parametrize("changed", [False, True])
 def test_readers_refuse_what_is_not_finite(
-    kind: Callable[[], Case], value: float, length: int, changed: bool
+    kind: Callable[[], Case], value: float, length: int
 ) -> None:
-    """In the input, in memory, or in a weight; by the reader of changed modules, too."""
+    """In the input, in memory, or in a weight."""
     model = kind().model()
-    if changed:
-        model.backbone.layers[0].register_forward_hook(lambda *_: None)
     x = torch.randn(3, length, 8, dtype=torch.float64)
     broken = x.clone()
     broken[1, 0, 0] = value

@@ -44,7 +44,7 @@ def peer_model(g: Golden) -> tuple[LanguageModel, str]:
         values = transfo_xl.with_defaults(values | {"dropout": 0.0}, Path("config"))
     elif values["tie_projs"] == "all_but_first":
         values["tie_projs"] = [False] + [True] * len(values["cutoffs"])
-    config, _ = transformer_xl.run_config(values, "config", "zeros" if hf else "empty")
+    config = transformer_xl.run_config(values, "config", "zeros" if hf else "empty")
     size = values["vocab_size" if hf else "n_token"]
     model = LanguageModel(size, config.model, config.embedding)
     for i in range(len(model.head.projections)):

@@ -161,7 +161,7 @@ def test_what_does_not_fit_is_one_line(name: str, whole: bool) -> None:
         ("text", None, rf"{form}str"),
         (x.double(), None, "x must be float32 as the layer is, not float64"),
         (x.to("meta"), None, "x is on meta and the layer on cpu: move one"),
-        (x, memory[[0, 0, 1]], r"memory's \w+ is float32 \[3, .* not \[2, .* use this layer's"),
+        (x, memory[[0, 0, 1]], r"memory's \w+ is float32 \[3, .* not float32 \[2, .* use a memory"),
         (x, memory.to("meta"), r"the memory's \w+ is meta .* on meta, not .* on cpu"),
         (x, memory.map(lambda t: t.long()), r"the memory's \w+ is int64 \["),
         (x, of_a_model, r"a \w+LayerMemory, not FastWeightsMemory: use .* initial_memory"),

@@ -269,7 +269,7 @@ class Feedback(Backbone[FeedbackMemory]):
             out = read_in_pieces(read, x, self.initial_memory(len(x)), None, None)
         else:
             out = super().forward(x, memory, implementation=implementation, **options)
-        return replace(out, auxiliary_loss=self.span_penalty())
+        return replace(out, auxiliary_loss=self.span_penalty()) if x.numel() else out
 
     def read_piece(
         self,
