@@ -12,6 +12,7 @@ import pytest
 
 from notebooks.execute import HERE, executed
 
+NUMBER = r"-?\d[\d,]*\.?\d*(?:e[-+]\d+)?"
 NOTEBOOKS = sorted(HERE.glob("*.ipynb"))
 
 
@@ -29,7 +30,7 @@ def test_a_notebook_runs_from_top_to_bottom(path: Path, tmp_path: Path) -> None:
 def numbers(cell: dict[str, Any]) -> list[float]:
     """What a cell has printed, without its words: processors differ in the last digits."""
     printed = ["".join(output.get("text", "")) for output in cell.get("outputs", [])]
-    return [float(n.replace(",", "")) for n in re.findall(r"-?\d[\d,]*\.?\d*", "\n".join(printed))]
+    return [float(n.replace(",", "")) for n in re.findall(NUMBER, "\n".join(printed))]
 
 
 def test_stored_outputs_are_small_and_of_no_machine() -> None:

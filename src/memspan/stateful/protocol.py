@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -155,7 +156,7 @@ def leaves_of(state: Any) -> list[Any]:
     seen: set[int] = set()
 
     def visit(part: Any) -> None:
-        if isinstance(part, nn.Module | type) or id(part) in seen:
+        if isinstance(part, nn.Module | type | ModuleType) or id(part) in seen:
             return
         if isinstance(part, Mapping):
             parts = list(part.values())
