@@ -125,7 +125,12 @@ class FastWeights(Backbone[FastWeightsMemory]):
         return {name: (self.config.n_layers, *size) for name, size in sizes} | {"feature_map": ()}
 
     def forward(
-        self, x: Tensor, memory: FastWeightsMemory | None = None, **options: Any
+        self,
+        x: Tensor,
+        memory: FastWeightsMemory | None = None,
+        *,
+        implementation: str | None = None,
+        **options: Any,
     ) -> BackboneOutput[FastWeightsMemory]:
         """Read a segment, see :meth:`memspan.models.Backbone.forward`.
 
@@ -147,7 +152,7 @@ class FastWeights(Backbone[FastWeightsMemory]):
             self.check_feature_map(memory)
         elif memory is not None:
             x = x.masked_fill(self.foreign(memory)[:, None, None], math.nan)
-        return super().forward(x, memory, **options)
+        return super().forward(x, memory, implementation=implementation, **options)
 
     def read_piece(
         self, x: Tensor, memory: FastWeightsMemory, implementation: str | None
