@@ -11,6 +11,10 @@ S = Size(128, 4, 6, 512, segment_length=64, memory_length=64, batch_size=16)
 M = Size(256, 8, 6, 1024, segment_length=128, memory_length=128, batch_size=16)
 L = Size(256, 8, 2, 1024, segment_length=256, memory_length=512, batch_size=4)
 PAPER = Size(512, 8, 12, 2048, segment_length=512, memory_length=512, batch_size=1)
+COMPRESSIVE = {
+    name: replace(size, compressed_length=size.memory_length)
+    for name, size in {"S": S, "M": M}.items()
+}
 
 
 def feedback_size(length: int) -> Size:
@@ -18,18 +22,9 @@ def feedback_size(length: int) -> Size:
 
 
 def fast_weights_size(length: int) -> Size:
-    return Size(
-        128,
-        4,
-        1,
-        512,
-        segment_length=length,
-        memory_length=0,
-        batch_size=16,
-        generate_batch=16,
-        works=("train", "attention") + (("generate",) if length == 64 else ()),
-        alone=length > 1024,
-    )
+    works = ("train", "attention") + (("generate",) if length == 64 else ())
+    size = replace(feedback_size(length), n_layers=1, memory_length=0, generate_batch=16)
+    return replace(size, works=works, alone=length > 1024)
 
 
 # Architecture: its sizes.
@@ -39,20 +34,16 @@ SIZES: dict[str, dict[str, Size]] = {
         "M": M,
         "L": L,
         "L-batch8": replace(L, generate_batch=8, works=("generate",)),
-        "S-batch16": replace(S, generate_batch=16, works=("generate",)),
-        "M-batch16": replace(M, generate_batch=16, works=("generate",)),
-        "L-batch16": replace(L, generate_batch=16, works=("generate",)),
+        **{
+            f"{name}-batch16": replace(size, generate_batch=16, works=("generate",))
+            for name, size in (("S", S), ("M", M), ("L", L))
+        },
         "paper": PAPER,
     },
-    "compressive": {
-        "S": replace(S, compressed_length=S.memory_length),
-        "M": replace(M, compressed_length=M.memory_length),
-        "S-no-loss": replace(
-            S, compressed_length=S.memory_length, auxiliary_loss=False, works=("train",)
-        ),
-        "M-no-loss": replace(
-            M, compressed_length=M.memory_length, auxiliary_loss=False, works=("train",)
-        ),
+    "compressive": COMPRESSIVE
+    | {
+        f"{name}-no-loss": replace(size, auxiliary_loss=False, works=("train",))
+        for name, size in COMPRESSIVE.items()
     },
     # Each segment starts empty, as with the peer; generation goes on from one to twice its length.
     "feedback": {
