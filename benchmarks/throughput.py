@@ -55,7 +55,6 @@ def check(ours: Side, theirs: Side, size: Size) -> float:
     in training; logits; then the logits of three single tokens.
     """
     theirs.weights_to(ours.model)
-    worst = 0.0
     results: list[list[Tensor]] = []
     x = torch.randn(2, size.segment_length, size.d_model, requires_grad=True)
     for side in (ours, theirs):
@@ -70,19 +69,14 @@ def check(ours: Side, theirs: Side, size: Size) -> float:
         side.model.eval()
         side.forget(2)
         text = segments(size, 2, size.segment_length)
-        for _ in range(3):
-            result.append(side.read(text()[0]))
+        result += [side.read(text()[0]) for _ in range(3)]
         tokens, _ = text()
         result += [side.read(tokens[:, i : i + 1]) for i in range(3)]
         if "attention" in size.works:
-            result += [
-                side.attention(x),
-                torch.autograd.grad(side.attention(x).square().sum(), x)[0],
-            ]
+            y = side.attention(x)
+            result += [y, *torch.autograd.grad(y.square().sum(), x)]
         results.append(result)
-    for a, b in zip(*results, strict=True):
-        worst = max(worst, (a - b).abs().max().item())
-    return worst
+    return max((a - b).abs().max().item() for a, b in zip(*results, strict=True))
 
 
 def trained(architecture: str, name: str, size: str, precision: str) -> Callable[[], None]:

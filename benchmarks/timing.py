@@ -38,17 +38,11 @@ def parser(about: str | None, rounds: int = 0, results: str = "") -> argparse.Ar
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     if rounds:
-        made.add_argument("--rounds", type=_positive, default=rounds, help="rounds (%(default)s)")
+        made.add_argument("--rounds", type=int, default=rounds, help="rounds (%(default)s)")
     if results:
         where = f"where the rows go (benchmarks/results/{results})"
         made.add_argument("--json", type=Path, default=RESULTS / results, help=where)
     return made
-
-
-def _positive(given: str) -> int:
-    if int(given) < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return int(given)
 
 
 @dataclass(frozen=True)

@@ -61,36 +61,30 @@ SIZES: dict[str, dict[str, Size]] = {
         "H128": Size(512, 4, 2, 2048, segment_length=512, memory_length=0, batch_size=2),
     },
 }
-# Architecture: our side, then its peers, each "module:class". Imported when used.
+# Architecture: our side, then its peers, each "module:class" of this package. Imported when used.
 ARCHITECTURES = {
     "transformer-xl": {
-        "memspan": "peers.memspan:MemspanXL",
-        "labml": "peers.labml:LabmlXL",
-        "labml-short-table": "peers.labml:LabmlShortTable",
-        "x-transformers": "peers.x_transformers_xl:XTransformersXL",
-        "plain-gpt": "peers.gpt:PlainGPT",
+        "memspan": "memspan:MemspanXL",
+        "labml": "labml:LabmlXL",
+        "labml-short-table": "labml:LabmlShortTable",
+        "x-transformers": "x_transformers_xl:XTransformersXL",
+        "plain-gpt": "gpt:PlainGPT",
     },
-    "compressive": {
-        "memspan": "peers.memspan:MemspanCompressive",
-        "labml": "peers.labml:LabmlCompressive",
-    },
-    "feedback": {
-        "memspan": "peers.memspan:MemspanFeedback",
-        "labml": "peers.labml:LabmlFeedback",
-    },
+    "compressive": {"memspan": "memspan:MemspanCompressive", "labml": "labml:LabmlCompressive"},
+    "feedback": {"memspan": "memspan:MemspanFeedback", "labml": "labml:LabmlFeedback"},
     "fast-weights": {
-        "memspan": "peers.memspan:MemspanFW",
-        "labml": "peers.labml:LabmlFW",
-        "labml-repaired": "peers.labml:LabmlRepairedFW",
+        "memspan": "memspan:MemspanFW",
+        "labml": "labml:LabmlFW",
+        "labml-repaired": "labml:LabmlRepairedFW",
     },
     "gated-delta-net": {
-        "memspan": "peers.memspan:MemspanGated",
-        "transformers": "peers.transformers_gated:TransformersGated",
+        "memspan": "memspan:MemspanGated",
+        "transformers": "transformers_gated:TransformersGated",
     },
 }
 
 
 def side_class(architecture: str, name: str) -> type[Side]:
     module, kind = ARCHITECTURES[architecture][name].split(":")
-    found: type[Side] = getattr(import_module(module), kind)
+    found: type[Side] = getattr(import_module(f"peers.{module}"), kind)
     return found
