@@ -67,14 +67,9 @@ def drawn() -> str:
             body.append(
                 f'<rect class="room" x="{x:g}" y="{y}" width="{width:g}" height="{height}" rx="4"/>'
             )
-            texts = [
-                ("n", room),
-                ("s", in_words(lines[room])),
-                *(("s", part) for part in parts(room)),
-            ]
-            for line, (kind, text) in enumerate(texts):
+            for line, text in enumerate([room, in_words(lines[room]), *parts(room)]):
                 body.append(
-                    f'<text class="{kind}" x="{middle:g}" y="{y + 16 + LINE * line}" '
+                    f'<text class="{"s" if line else "n"}" x="{middle:g}" y="{y + 16 + LINE * line}" '
                     f'text-anchor="middle">{text}</text>'
                 )
         y += height + GAP

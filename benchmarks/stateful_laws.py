@@ -73,14 +73,10 @@ def laws(name: str, precision: str, budget: float, only: list[str] | None = None
     del found["versions"]
     promised = isinstance(model, Causal) and "right-last" in model.claims.padding
     if promised and precision == "float32" and only is None:
-        found[ASKED] = asked(model, budget)
+        model.claims = replace(model.claims, padding=frozenset({"right"}))
+        asked = memspan.check(model, ["padding-right"], budget=budget)
+        found[ASKED] = asked["padding-right"].outcome
     return found
-
-
-def asked(model: Any, budget: float) -> str:
-    """The outcome of reading on after padding on the right."""
-    model.claims = replace(model.claims, padding=frozenset({"right"}))
-    return memspan.check(model, ["padding-right"], budget=budget)["padding-right"].outcome
 
 
 def table(models: dict[str, Any]) -> str:
