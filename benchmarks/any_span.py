@@ -130,11 +130,6 @@ def train(name: str, text: Path, folder: Path) -> None:
     model.save_pretrained(folder)
 
 
-def measured(target: str) -> Measurement:
-    """The span of one model."""
-    return memspan.measure(target, TEXT, longest=LONGEST, budget=BUDGET, device="cpu")
-
-
 def rows(measurements: list[Measurement]) -> list[dict[str, Any]]:
     """What the table says of each model; losses are of the targets that all were measured with."""
     spans = [m.span for m in measurements if m.span is not None]
@@ -164,13 +159,12 @@ def rows(measurements: list[Measurement]) -> list[dict[str, Any]]:
     return found
 
 
-def table() -> str:
-    """The page's table."""
+def tables() -> dict[str, str]:
+    """Of docs/any-span.md."""
     results = json.loads((RESULTS / "any-span.json").read_text())
-    head = (
-        "model | parameters | trained on | span, tokens | blocks | bits per byte | bytes of state"
-    )
-    lines = [f"{head} | per token of span | tokens per KiB".split(" | ")]
+    head = "model | parameters | trained on | span, tokens | blocks | bits per byte | "
+    head += "bytes of state | per token of span | tokens per KiB"
+    lines = [head.split(" | ")]
     for row in results["rows"]:
         span, low, high = row["span"]
         trained = row["trained"].get("bytes", 0)
@@ -190,12 +184,7 @@ def table() -> str:
     where = results["machine"]
     last = f"One thread of an {where['cpu']}, {where['capability']}, {where['date']}; "
     last += f"bits per byte of {results['rows'][0]['targets']:,} targets."
-    return f"{page_tables.markdown(lines)}\n\n{last}"
-
-
-def tables() -> dict[str, str]:
-    """Of docs/any-span.md."""
-    return {"models": table()}
+    return {"models": f"{page_tables.markdown(lines)}\n\n{last}"}
 
 
 def plot() -> None:
@@ -238,7 +227,9 @@ def main() -> None:
             targets.append(str(folder))
             if not (folder / "config.json").is_file():
                 train(name, arguments.text, folder)
-        write(RESULTS / "any-span.json", rows([measured(target) for target in targets]))
+        options: dict[str, Any] = {"longest": LONGEST, "budget": BUDGET, "device": "cpu"}
+        found = [memspan.measure(target, TEXT, **options) for target in targets]
+        write(RESULTS / "any-span.json", rows(found))
     page_tables.write(PAGE, tables())
     plot()
 

@@ -119,21 +119,16 @@ def dry_run(options: Namespace) -> dict[str, Any]:
                 r"memory +([\d.,]+) (MB|GB).*? \((.*?)\)", said
             ).groups()
             estimated = round(float(number.replace(",", "")) * UNITS[unit])
-            peak = {"peak_megabytes": found["peak_megabytes"], "parts": parts}
-            memory.append(label | {"estimated_megabytes": estimated} | peak)
+            peaks = {"estimated_megabytes": estimated, "peak_megabytes": found["peak_megabytes"]}
+            memory.append(label | peaks | {"parts": parts})
             number, probe = re.search(r"speed +([\d,]+).*?: (.*)", said).groups()
             estimated = float(number.replace(",", ""))
-            speeds = {
-                "tokens_per_second": trained(flags, steps)["tokens_per_second"],
-                "probe": probe,
-            }
-            speed.append(label | {"estimated_tokens_per_second": estimated} | speeds)
+            measured = trained(flags, steps)["tokens_per_second"]
+            speeds = {"estimated_tokens_per_second": estimated, "tokens_per_second": measured}
+            speed.append(label | speeds | {"probe": probe})
             print(memory[-1], speed[-1], flush=True)
-    machine = timing.machine()
-    return {
-        kind: {"machine": machine, "rows": rows}
-        for kind, rows in (("memory", memory), ("speed", speed))
-    }
+    machine = {"machine": timing.machine()}
+    return {"memory": machine | {"rows": memory}, "speed": machine | {"rows": speed}}
 
 
 WORKS = {"processes": processes, "dry-run": dry_run}

@@ -42,8 +42,6 @@ from statistics import median
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
 import timing
@@ -279,14 +277,10 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     more = {"lengths": given.lengths, "threads_tried": given.threads}
-    rows, console = [], Console()
+    rows = []
     for row in WORKS[given.work](given.rounds, **{k: v for k, v in more.items() if v}):
         rows.append(row)
-        console.print(row)
-    table = Table(*rows[0])
-    for row in rows:
-        table.add_row(*(f"{v:,.4g}" if isinstance(v, float) else str(v) for v in row.values()))
-    console.print(table)
+        print(row, flush=True)
     timing.write(given.json or timing.RESULTS / f"{FILES.get(given.work, given.work)}.json", rows)
 
 

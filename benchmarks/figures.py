@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from statistics import mean, median
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -24,7 +25,8 @@ from torch import Tensor
 
 import memspan
 import timing
-from inside import gated_rule
+from inside import gated_delta_net, rule_calls
+from memspan.models.fast_weights import layer as fast_weights
 from trainings import rows_in
 
 FORM = 2
@@ -41,6 +43,10 @@ NEIGHBOUR = (20_000, 24 * 10)
 to fill them."""
 SEGMENT = 24
 """Tokens of a segment, slots of memory, and what a line of the figures has."""
+RUNS = {
+    fast_weights: "shakespeare-fast-weights",
+    gated_delta_net: "shakespeare-gated-delta-net",
+}
 LAYER, HEAD = 0, 5
 """Whose matrix is drawn, from 0."""
 GATED = (2, 3)
@@ -161,29 +167,21 @@ def compressive() -> dict[str, Any]:
 
 
 @torch.no_grad()
-def head_inputs(name: str = "shakespeare-fast-weights") -> dict[str, Tensor]:
-    """What a head of Fast Weights is given: features of queries and keys ``[T, F]``, values, betas."""
-    run = memspan.load(name)
-    model, tokens = run.model.backbone, tokens_of(run)
-    x, memory = run.model.embedding(tokens), model.initial_memory(1)
-    before = memory.layers(memory.weights.dtype)
-    for layer, carried in zip(model.stack(), before, strict=True):
-        own = layer.attention
-        q, k, v, beta = own.project(layer.before_attention(x))
-        heads = {"q": own.features(q), "k": own.features(k), "v": v, "beta": beta.sigmoid()}
-        if layer is model.layers[LAYER]:
-            break
-        x = layer(x, carried)[0]
-    return {part: of_heads[0, HEAD] for part, of_heads in heads.items()}
+def head_inputs(rule: ModuleType, place: tuple[int, int]) -> dict[str, Tensor]:
+    """What a head is given: features of queries and keys ``[T, F]``, values, betas, and decays, if any.
 
-
-@torch.no_grad()
-def gated_inputs(layer: int, head: int) -> dict[str, Tensor]:
-    """What a head of Gated DeltaNet is given: keys ``[T, K]``, values, betas, and its decays."""
-    run = memspan.load("shakespeare-gated-delta-net")
-    call = gated_rule(run.model, tokens_of(run))[1][layer]
-    _, k, v, beta, _ = call.args
-    heads = {"k": k, "v": v, "beta": beta, "decay": call.kwargs["log_decay"].exp()}
+    Args:
+        rule: the module of its layers.
+        place: the layer and the head.
+    """
+    layer, head = place
+    run = memspan.load(RUNS[rule])
+    call = rule_calls(rule, run.model, tokens_of(run))[1][layer]
+    q, k, v, beta, _ = call.args
+    features = call.kwargs.get("feature_map", torch.Tensor.clone)
+    heads = {"q": features(q), "k": features(k), "v": v, "beta": beta}
+    if "log_decay" in call.kwargs:
+        heads["decay"] = call.kwargs["log_decay"].exp()
     return {part: of_heads[0, head] for part, of_heads in heads.items()}
 
 
@@ -233,7 +231,7 @@ def matrix(inputs: dict[str, Tensor]) -> dict[str, Any]:
 
 def delta_rule() -> dict[str, Any]:
     """A chunk of the same head, and the matrix before it."""
-    inputs, (begin, length) = head_inputs(), CHUNK
+    inputs, (begin, length) = head_inputs(fast_weights, (LAYER, HEAD)), CHUNK
     _, after = writes(inputs["k"], inputs["v"], inputs["beta"])
     chunk = {name: rounded(part[begin : begin + length]) for name, part in inputs.items()}
     return {
@@ -243,11 +241,6 @@ def delta_rule() -> dict[str, Any]:
         "matrix": rounded(after[begin - 1]),
         **chunk,
     }
-
-
-def overlap() -> dict[str, Any]:
-    """Two keys of length 1 at an angle, each written once: all else is computed while it is drawn."""
-    return {"kind": "overlap", "shown": {"angle": 60, "beta": 1}}
 
 
 def span() -> dict[str, Any]:
@@ -280,10 +273,11 @@ FIGURES: dict[str, Callable[[], dict[str, Any]]] = {
     "transformer-xl": lambda: attention("shakespeare", 4, memory_length=SEGMENT),
     "compressive": compressive,
     "feedback": lambda: attention("shakespeare-feedback", 2, memory_length=SEGMENT),
-    "fast-weights": lambda: matrix(head_inputs()),
-    "gated-delta-net": lambda: matrix(gated_inputs(*GATED)),
+    "fast-weights": lambda: matrix(head_inputs(fast_weights, (LAYER, HEAD))),
+    "gated-delta-net": lambda: matrix(head_inputs(gated_delta_net, GATED)),
     "delta-rule": delta_rule,
-    "overlap": overlap,
+    # Two keys of length 1 at an angle, each written once: all else is computed while it is drawn.
+    "overlap": lambda: {"kind": "overlap", "shown": {"angle": 60, "beta": 1}},
 }
 
 

@@ -1,7 +1,6 @@
 """Draw ``docs/house.svg``: the package as the contract of imports in ``pyproject.toml`` has it.
 
     make house
-    python benchmarks/house.py --report     # what a newcomer meets: files of five trips, long functions
 
 Each layer is a row, in which nothing imports a neighbour; a room's number is its lines of Python. The
 picture is one column, so that it can be read on a telephone, too.
@@ -9,20 +8,13 @@ picture is one column, so that it can be read on a telephone, too.
 
 from __future__ import annotations
 
-import ast
-import contextlib
-import os
-import sys
-import tempfile
 import tomllib
 from pathlib import Path
-from types import FrameType
 
 import memspan
 from plots import colours
 
 PACKAGE = Path(memspan.__file__).parent
-LONG = 60
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "house.svg"
 WIDTH, GAP, LINE, HEAD = 384, 6, 16, 40
@@ -31,67 +23,6 @@ text{font-family:-apple-system,'Segoe UI',Helvetica,Arial,'DejaVu Sans',sans-ser
 .n{font-size:13.5px;font-weight:600}.s{font-size:13.2px;fill:var(--soft)}
 .line{stroke:var(--soft);stroke-width:2}.head{fill:var(--soft)}
 """
-
-
-def calls() -> list[str]:
-    """All functions under the package, ``FILE:FUNCTION``, that a tiny training and its continuation
-    enter, in order. What importing runs is left out."""
-    from memspan import cli
-
-    entered: list[str] = []
-    importing = 0
-
-    def profile(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal importing
-        code = frame.f_code
-        if code.co_name == "<module>":
-            importing += {"call": 1, "return": -1}.get(event, 0)
-        inside = event == "call" and code.co_filename.startswith(f"{PACKAGE}{os.sep}")
-        if inside and not importing:
-            place = Path(code.co_filename).relative_to(PACKAGE).as_posix()
-            entered.append(f"{place}:{code.co_qualname}")
-
-    sizes = {"n-layers": 2, "d-model": 16, "n-heads": 2, "d-ff": 32}
-    model = [f"--model.{name}={value}" for name, value in sizes.items()]
-    loop = {"batch-size": 2, "segment-length": 8, "device": "cpu", "steps": 4, "save-every": 2}
-    flags = [f"--train.{name}={value}" for name, value in loop.items()]
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        os.environ["MEMSPAN_CACHE"] = folder
-        Path("text.txt").write_text("what was read is remembered. " * 99)
-        sys.setprofile(profile)
-        try:
-            cli.main(["train", "--data.corpus=text.txt", "--out=run", *model, *flags])
-            cli.main(["generate", "run", "--prompt=what was", "--tokens=4"])
-        finally:
-            sys.setprofile(None)
-    return entered
-
-
-def trips() -> dict[str, list[str]]:
-    """The parts of :func:`calls` that a reader follows one at a time."""
-    entered = calls()
-
-    def at(name: str) -> list[int]:
-        return [n for n, place in enumerate(entered) if place.endswith(f":{name}")]
-
-    updates, noted, asked = at("Updater.update"), at("MetricLogger.add"), at("Trainer._is_stopping")
-    saved, [_, generating] = at("Checkpointer.save")[0], at("main")
-    writing = min(n for n in at("draw_tokens") if n > generating)
-    # The first token of a reader packs its weights; later ones are alike.
-    _, second, third, *_ = at("Sample.push")[-4:]
-    return {
-        "train until the first update": entered[: updates[0]],
-        "one update": entered[updates[1] : noted[1]],
-        "checkpoint": entered[saved : min(n for n in asked if n > saved)],
-        "generate until the prompt is read": entered[generating:writing],
-        "one token": entered[second + 1 : third + 1],
-    }
-
-
-def files_of(trip: list[str]) -> list[str]:
-    """The files of a trip, one after the other; a change of file is a new entry."""
-    files = [place.partition(":")[0] for place in trip]
-    return [file for file, before in zip(files, ["", *files], strict=False) if file != before]
 
 
 def lines_of(path: Path) -> int:
@@ -136,14 +67,9 @@ def drawn() -> str:
             body.append(
                 f'<rect class="room" x="{x:g}" y="{y}" width="{width:g}" height="{height}" rx="4"/>'
             )
-            texts = [
-                ("n", room),
-                ("s", in_words(lines[room])),
-                *(("s", part) for part in parts(room)),
-            ]
-            for line, (kind, text) in enumerate(texts):
+            for line, text in enumerate([room, in_words(lines[room]), *parts(room)]):
                 body.append(
-                    f'<text class="{kind}" x="{middle:g}" y="{y + 16 + LINE * line}" '
+                    f'<text class="{"s" if line else "n"}" x="{middle:g}" y="{y + 16 + LINE * line}" '
                     f'text-anchor="middle">{text}</text>'
                 )
         y += height + GAP
@@ -166,25 +92,7 @@ def drawn() -> str:
     return colours.coloured(svg)
 
 
-def report() -> None:
-    """Lines of the rooms, files of the trips, long functions: to be told, not optimised."""
-    print("lines:", *(f"{name} {n:,}" for name, n in rooms().items()), sep="\n  ")
-    for name, trip in trips().items():
-        files = files_of(trip)
-        print(f"{name}: {len(set(files))} files, {len(files) - 1} switches between them")
-    long = []
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef):
-                n = (node.end_lineno or 0) - node.lineno + 1
-                if n > LONG:
-                    long.append(f"{path.relative_to(PACKAGE)}:{node.name} {n}")
-    print(f"{len(long)} functions over {LONG} lines (docstrings counted):", *long, sep="\n  ")
-
-
 def main() -> None:
-    if "--report" in sys.argv:
-        return report()
     PICTURE.write_text(drawn(), encoding="utf-8")
     print(f"drawn: {PICTURE.relative_to(ROOT)}")
 

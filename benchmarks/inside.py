@@ -20,6 +20,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable
+from types import ModuleType
 from unittest import mock
 
 import numpy as np
@@ -109,10 +110,11 @@ def blind() -> None:
 
 
 @torch.no_grad()
-def gated_rule(model: LanguageModel, tokens: Tensor, memory: object = None) -> tuple[object, list]:
-    """The memory after the tokens, and the calls of the delta rule by layer."""
-    rule = gated_delta_net.delta_rule
-    with mock.patch.object(gated_delta_net, "delta_rule", wraps=rule) as called:
+def rule_calls(
+    module: ModuleType, model: LanguageModel, tokens: Tensor, memory: object = None
+) -> tuple[object, list]:
+    """The memory after the tokens, and the calls of the delta rule by layer, from a module."""
+    with mock.patch.object(module, "delta_rule", wraps=module.delta_rule) as called:
         memory = model(tokens, memory).memory
     return memory, called.call_args_list
 
@@ -121,7 +123,7 @@ def decays(length: int = 16_384) -> None:
     text = HELD_OUT.read_bytes()[:length]
     model, memory, found = memspan.load("shakespeare-gated-delta-net").model, None, []
     for tokens in torch.tensor([[*text]]).split(256, 1):
-        memory, calls = gated_rule(model, tokens, memory)
+        memory, calls = rule_calls(gated_delta_net, model, tokens, memory)
         found.append(torch.stack([call.kwargs["log_decay"][0] for call in calls]))
     often = [b for b in sorted({*text}) if text.count(b) >= length // 200]
     rows = [["layer", "head", "half is left after", "mean decay", "least is left by"]]

@@ -152,16 +152,9 @@ def plot(streams: list[dict[str, Any]], drifts: list[dict[str, Any]], path: Path
 
 
 def shown(row: dict[str, Any]) -> str:
-    """A line: of what was recorded on the way the first, the largest and the last."""
-    cells = []
-    for name, value in row.items():
-        if isinstance(value, list):
-            value = dict.fromkeys((value[0], max(value), value[-1]))
-        values = value if isinstance(value, dict) else [value]
-        cells.append(
-            f"{name} {', '.join(f'{v:,.4g}' if isinstance(v, float) else str(v) for v in values)}"
-        )
-    return "; ".join(cells)
+    """A line: of what was recorded on the way the last."""
+    last = {name: v[-1] if isinstance(v, list) else v for name, v in row.items()}
+    return "; ".join(f"{name} {v}" for name, v in last.items())
 
 
 def main() -> None:

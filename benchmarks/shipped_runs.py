@@ -51,6 +51,8 @@ SPAN = "span-{}.json"
 """What was measured of an architecture's run, beside the results."""
 CARD = Path(__file__).with_name("shipped_run.md")
 """The card of a run, with fields for its figures."""
+JOINED = """, about one stretch in {:.0f} with its lines joined by spaces, so that it can read text \
+without line breaks"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,20 +79,6 @@ RECIPES = {
 }
 
 
-def config_of(recipe: Recipe) -> RunConfig[Any]:
-    """All options of its training."""
-    preset = read_config(PRESETS[recipe.architecture])
-    loop = dataclasses.replace(
-        preset.train,
-        steps=recipe.steps,
-        # The last tenth chooses nothing: it is scored once.
-        evaluate_every=0,
-        evaluate_tokens=0,
-    )
-    model = dataclasses.replace(preset.model, **recipe.model)
-    return dataclasses.replace(preset, model=model, train=loop)
-
-
 def joined(text: bytes, share: float, seed: int = 0) -> bytes:
     """The text, ``share`` of its stretches on one line: whole speeches, 300 to 1,500 bytes or so."""
     rng, speeches, parts = random.Random(seed), text.split(b"\n\n"), []
@@ -104,13 +92,22 @@ def joined(text: bytes, share: float, seed: int = 0) -> bytes:
     return b"\n\n".join(parts)
 
 
-def partly_joined(file: Path, share: float) -> Path:
-    """Write the text that is trained on, and the tenth more that a file keeps for scoring."""
-    whole = SHAKESPEARE.path.read_bytes()
-    cut = len(whole) * 9 // 10
-    text = joined(whole[:cut], share)
-    file.write_bytes(text + whole[cut:][: len(text) // 9])
-    return file
+def config_of(name: str, work: Path) -> RunConfig[Any]:
+    """All options of its training; a text with joined lines is written into ``work``."""
+    recipe = RECIPES[name]
+    preset = read_config(PRESETS[recipe.architecture])
+    # The last tenth chooses nothing: it is scored once.
+    once = {"evaluate_every": 0, "evaluate_tokens": 0}
+    loop = dataclasses.replace(preset.train, steps=recipe.steps, **once)
+    model, data = dataclasses.replace(preset.model, **recipe.model), preset.data
+    if recipe.joined:
+        whole = SHAKESPEARE.path.read_bytes()
+        cut = len(whole) * 9 // 10
+        text = joined(whole[:cut], recipe.joined)
+        # And the tenth more that a file keeps for scoring.
+        (file := work / f"{name}.txt").write_bytes(text + whole[cut:][: len(text) // 9])
+        data = dataclasses.replace(data, corpus=str(file))
+    return dataclasses.replace(preset, model=model, train=loop, data=data)
 
 
 def trained(name: str, work: Path) -> bool:
@@ -120,12 +117,7 @@ def trained(name: str, work: Path) -> bool:
     """
     folder, spent = work / name, work / f"{name}.seconds"
     begun = bool(checkpoints.steps_of(folder))
-    recipe = RECIPES[name]
-    config = config_of(recipe)
-    if recipe.joined:
-        text = partly_joined(work / f"{name}.txt", recipe.joined)
-        data = dataclasses.replace(config.data, corpus=str(text))
-        config = dataclasses.replace(config, data=data)
+    config = config_of(name, work)
     if begun and checkpoints.latest(folder).state["step"] >= config.train.steps:
         return True
     start = time.process_time()
@@ -194,7 +186,7 @@ def card(name: str, row: dict[str, Any]) -> str:
         preset=PRESETS[config.architecture].stem,
         changed=_listed(RECIPES[name].model),
         read=config.train.batch_size * config.train.tokens_read(row["steps"]),
-        joined=_joined(RECIPES[name].joined),
+        joined=JOINED.format(1 / share) if (share := RECIPES[name].joined) else "",
         seed=config.train.seed,
         minutes=row["cpu_seconds"] / 60,
         sizes=_listed(sizes),
@@ -203,15 +195,6 @@ def card(name: str, row: dict[str, Any]) -> str:
     wrap = textwrap.TextWrapper(118, break_long_words=False, break_on_hyphens=False)
     parts = text.strip().split("\n\n")
     return "\n\n".join(p if p.startswith("  ") else wrap.fill(p) for p in parts) + "\n"
-
-
-def _joined(share: float) -> str:
-    if not share:
-        return ""
-    return (
-        f", about one stretch in {1 / share:.0f} with its lines joined by spaces, so that it can read "
-        "text without line breaks"
-    )
 
 
 def _listed(options: dict[str, Any]) -> str:

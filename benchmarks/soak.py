@@ -80,8 +80,6 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30, help="how long (default: 30)")
     parser.add_argument("--architecture", choices=MODELS, default="transformer-xl")
     options = parser.parse_args()
-    if options.minutes < 1:
-        parser.error("--minutes must be at least 1")
     torch.set_num_threads(1)
     loop = TrainConfig(
         steps=10**7, evaluate_every=100, evaluate_tokens=16_384, save_every=200, device="cpu"

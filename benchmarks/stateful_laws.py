@@ -1,15 +1,15 @@
 """The laws of torch's recurrent modules and of every recipe of transformers, in two precisions.
 
     python benchmarks/stateful_laws.py [--only NAME ...] [--budget SECONDS] [--jobs N] [--out FILE]
-    python benchmarks/stateful_laws.py --since FOLDER ...
+    PYTHONPATH=FOLDER python benchmarks/stateful_laws.py --since
     python benchmarks/stateful_laws.py --page
 
 On a CPU, with tiny random weights; about ten seconds for each model and precision. The file has each
 law's outcome, and for broken ones the script that shows it without memspan. Models of transformers are
 also asked, in float32, what they do not promise: to read on after padding on the right.
 
-``--since`` tries what is broken in the stored results with other releases of transformers, each in a
-folder where ``pip install --target FOLDER transformers==X`` put it, and keeps the outcomes in a second
+``--since`` tries what is broken in the stored results with another release of transformers, which
+``pip install --target FOLDER transformers==X`` put into a folder, and keeps the outcomes in a second
 file. Both, and ``--page`` alone, end with writing the tables of docs/state-laws.md.
 """
 
@@ -18,9 +18,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import subprocess
-import sys
-import tempfile
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -76,14 +73,10 @@ def laws(name: str, precision: str, budget: float, only: list[str] | None = None
     del found["versions"]
     promised = isinstance(model, Causal) and "right-last" in model.claims.padding
     if promised and precision == "float32" and only is None:
-        found[ASKED] = asked(model, budget)
+        model.claims = replace(model.claims, padding=frozenset({"right"}))
+        asked = memspan.check(model, ["padding-right"], budget=budget)
+        found[ASKED] = asked["padding-right"].outcome
     return found
-
-
-def asked(model: Any, budget: float) -> str:
-    """The outcome of reading on after padding on the right."""
-    model.claims = replace(model.claims, padding=frozenset({"right"}))
-    return memspan.check(model, ["padding-right"], budget=budget)["padding-right"].outcome
 
 
 def table(models: dict[str, Any]) -> str:
@@ -135,27 +128,6 @@ def broken(models: dict[str, Any]) -> dict[str, list[str]]:
     return {name: laws for name, laws in found.items() if laws}
 
 
-def since(folders: list[Path], budget: float) -> dict[str, Any]:
-    """What comes of the broken laws of the stored results in other releases of transformers."""
-    results = {}
-    for folder in folders:
-        with tempfile.TemporaryDirectory() as work:
-            out = Path(work) / "out.json"
-            paths = [str(folder.resolve()), os.environ.get("PYTHONPATH", "")]
-            command = [sys.executable, __file__, "--tried", "--budget", str(budget)]
-            subprocess.run(
-                [*command, "--out", str(out)],
-                check=True,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)},
-            )
-            found = json.loads(out.read_text())
-        for by_dtype in found["models"].values():
-            for finding in (f for r in by_dtype.values() for f in r.get("findings", {}).values()):
-                del finding["script"]
-        results[found["versions"]["transformers"]] = found["models"]
-    return results
-
-
 def since_table() -> str:
     """By model and law, what came of it in each release, in Markdown."""
     stored = json.loads(OUT.read_text())
@@ -196,26 +168,16 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=30.0, help="CPU seconds for each")
     parser.add_argument("--jobs", type=int, default=1, help="models at a time")
     parser.add_argument("--out", type=Path, default=OUT, metavar="FILE")
-    parser.add_argument("--since", type=Path, nargs="*", metavar="FOLDER", help="other releases")
+    parser.add_argument("--since", action="store_true", help="what is broken, in this release")
     parser.add_argument("--page", action="store_true", help="write the page from the results only")
-    parser.add_argument(
-        "--tried", action="store_true", help="only the laws that are broken in results"
-    )
     options = parser.parse_args()
-    if options.since:
-        SINCE.write_text(json.dumps(since(options.since, options.budget), indent=1) + "\n")
-    if options.since or options.page:
+    if options.page:
         page_tables.write(PAGE, tables())
         return
-    results: dict[str, Any] = {
-        "versions": {name: metadata.version(name) for name in ("torch", "transformers")},
-        "models": {},
-    }
-    names = options.only or [*TORCH, *(f"{TYPE}{model_type}" for model_type in RECIPES)]
-    only: dict[str, list[str]] = {}
-    if options.tried:
-        only = broken(json.loads(OUT.read_text())["models"])
-        names = list(only)
+    versions = {name: metadata.version(name) for name in ("torch", "transformers")}
+    models: dict[str, Any] = {}
+    only = broken(json.loads(OUT.read_text())["models"]) if options.since else {}
+    names = list(only) or options.only or [*TORCH, *(f"{TYPE}{kind}" for kind in RECIPES)]
     tasks = [(n, key, options.budget, only.get(n)) for n in names for key in PRECISIONS]
     # Some models leave much behind in memory.
     context = multiprocessing.get_context("spawn")
@@ -223,14 +185,22 @@ def main() -> None:
         jobs = [pool.apply_async(laws, task) for task in tasks]
         for (name, key, *_), job in zip(tasks, jobs, strict=True):
             found = job.get()
-            results["models"].setdefault(name, {})[key] = found
+            models.setdefault(name, {})[key] = found
             outcomes = {law: f["outcome"] for law, f in found.get("findings", {}).items()}
             failed = [law for law, outcome in outcomes.items() if outcome == "broken"]
             open_ = [law for law, outcome in outcomes.items() if outcome == "inconclusive"]
             print(f"{name} {key}: broken {failed}, inconclusive {open_} {found.get('error', '')}")
-            # What was reached is kept.
-            options.out.write_text(json.dumps(results, indent=1) + "\n")
-    if options.out == OUT and not options.only:
+            if options.since:
+                for finding in found.get("findings", {}).values():
+                    del finding["script"]
+            else:
+                # What was reached is kept.
+                results = {"versions": versions, "models": models}
+                options.out.write_text(json.dumps(results, indent=1) + "\n")
+    if options.since:
+        releases = json.loads(SINCE.read_text()) | {versions["transformers"]: models}
+        SINCE.write_text(json.dumps(releases, indent=1) + "\n")
+    if options.since or (options.out == OUT and not options.only):
         page_tables.write(PAGE, tables())
 
 

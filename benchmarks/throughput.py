@@ -19,12 +19,11 @@ from statistics import median
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 import timing
 from memspan.precision import multiplies_bfloat16
+from page_tables import markdown
 from peak_memory import MIB, peak_of
 from peers.registry import ARCHITECTURES, SIZES, side_class
 from peers.side import Side, Size
@@ -56,7 +55,6 @@ def check(ours: Side, theirs: Side, size: Size) -> float:
     in training; logits; then the logits of three single tokens.
     """
     theirs.weights_to(ours.model)
-    worst = 0.0
     results: list[list[Tensor]] = []
     x = torch.randn(2, size.segment_length, size.d_model, requires_grad=True)
     for side in (ours, theirs):
@@ -71,19 +69,14 @@ def check(ours: Side, theirs: Side, size: Size) -> float:
         side.model.eval()
         side.forget(2)
         text = segments(size, 2, size.segment_length)
-        for _ in range(3):
-            result.append(side.read(text()[0]))
+        result += [side.read(text()[0]) for _ in range(3)]
         tokens, _ = text()
         result += [side.read(tokens[:, i : i + 1]) for i in range(3)]
         if "attention" in size.works:
-            result += [
-                side.attention(x),
-                torch.autograd.grad(side.attention(x).square().sum(), x)[0],
-            ]
+            y = side.attention(x)
+            result += [y, *torch.autograd.grad(y.square().sum(), x)]
         results.append(result)
-    for a, b in zip(*results, strict=True):
-        worst = max(worst, (a - b).abs().max().item())
-    return worst
+    return max((a - b).abs().max().item() for a, b in zip(*results, strict=True))
 
 
 def trained(architecture: str, name: str, size: str, precision: str) -> Callable[[], None]:
@@ -106,15 +99,12 @@ def measure(
     peers: list[str],
     precisions: Sequence[str],
     rounds: int,
-    console: Console,
 ) -> list[Row]:
     """All rows of one architecture and size."""
     size = SIZES[architecture][size_name]
     works = [work for work in works if work in size.works]
     classes = {n: side_class(architecture, n) for n in ["memspan", *([] if size.alone else peers)]}
     classes = {n: kind for n, kind in classes.items() if set(works) & set(kind.works)}
-    if not works or (list(classes) == ["memspan"] and not size.alone):
-        return []
     torch.manual_seed(1)
     for name, kind in classes.items():
         if kind.same_function:
@@ -122,18 +112,15 @@ def measure(
             alike = replace(size, dropout=0.0)
             with at("float32", "train"):
                 worst = check(classes["memspan"](alike), kind(alike), alike)
-            console.print(f"{size_name}: memspan and {name} differ by at most {worst:.1e}")
+            print(f"{size_name}: memspan and {name} differ by at most {worst:.1e}", flush=True)
             if not worst < TOLERANCE:
-                raise SystemExit(
-                    f"{size_name}: memspan and {name} differ by {worst:.1e}, more than {TOLERANCE}: "
-                    "nothing is measured"
-                )
+                raise SystemExit(f"more than {TOLERANCE}: nothing is measured")
     rows: list[Row] = []
     for work in works:
         able = {name: kind for name, kind in classes.items() if work in kind.works}
         if list(able) == ["memspan"] and not size.alone:
             continue
-        console.print(f"{size_name}: {work}")
+        print(f"{size_name}: {work}", flush=True)
         calls: dict[Key, Callable[[], object]] = {}
         for name, kind in able.items():
             for precision in precisions:
@@ -206,40 +193,37 @@ def compared(
     return rows
 
 
-def table(rows: list[Row]) -> Table:
+def table(rows: list[Row]) -> str:
     """More than 1: memspan is faster."""
-    shown = Table(title="memspan against its peers, one thread (ratio: times as fast)")
-    for column in ("architecture", "size", "work", "precision", "peer"):
-        shown.add_column(column, no_wrap=True)
-    for column in ("ratio", "low-high", "tokens/s", "peer's", "peak MB", "peer's", "products"):
-        shown.add_column(column, justify="right")
+    label = ("architecture", "size", "work", "precision", "peer")
+    numbers = (
+        "tokens_per_second",
+        "peer_tokens_per_second",
+        "peak_megabytes",
+        "peer_peak_megabytes",
+    )
+    lines = [[*label, "ratio", "low-high", "tokens/s", "peer's", "peak MB", "peer's", "products"]]
     for row in rows:
-        peer = row.get("peer")
-        peaks = (row["peak_megabytes"], row.get("peer_peak_megabytes"))
-        shown.add_row(
-            *(row[column] for column in ("architecture", "size", "work", "precision")),
-            peer or "",
-            f"{row['ratio']:.2f}" if peer else "",
-            f"{row['low']:.2f}-{row['high']:.2f}" if peer else "",
-            f"{row['tokens_per_second']:,.0f}",
-            f"{row['peer_tokens_per_second']:,.0f}" if peer else "",
-            *("" if p is None else f"{p:,.0f}" for p in peaks),
-            f"{row['products_share']:.0%}" if "products_share" in row else "",
-        )
-    return shown
+        ratios = ["", ""]
+        if "peer" in row:
+            ratios = [f"{row['ratio']:.2f}", f"{row['low']:.2f}-{row['high']:.2f}"]
+        counts = ["" if (n := row.get(name)) is None else f"{n:,.0f}" for name in numbers]
+        share = f"{row['products_share']:.0%}" if "products_share" in row else ""
+        lines.append([*(row.get(name, "") for name in label), *ratios, *counts, share])
+    return markdown(lines)
 
 
 def main() -> None:
     peers = {n for sides in ARCHITECTURES.values() for n in sides} - {"memspan"}
     sizes = dict.fromkeys(name for own in SIZES.values() for name in own)
-    chosen = {
+    names_of = {
         "--architectures": list(ARCHITECTURES),
         "--sizes": list(sizes),
         "--work": list(WORKS),
         "--peers": sorted(peers),
     }
     parser = timing.parser(__doc__, rounds=7, results="latest.json")
-    for option, names in chosen.items():
+    for option, names in names_of.items():
         about = f"any of {', '.join(names)} (default: all)"
         parser.add_argument(
             option, nargs="+", choices=names, default=names, metavar="NAME", help=about
@@ -253,27 +237,17 @@ def main() -> None:
     )
     options = parser.parse_args()
     torch.set_num_threads(1)
-    console = Console()
     rows: list[Row] = []
     for architecture in options.architectures:
         listed = [p for p in ARCHITECTURES[architecture] if p in options.peers]
         for size in [name for name in SIZES[architecture] if name in options.sizes]:
-            rows += measure(
-                architecture,
-                size,
-                options.work,
-                listed,
-                options.precision,
-                options.rounds,
-                console,
-            )
+            chosen = options.work, listed, options.precision, options.rounds
+            rows += measure(architecture, size, *chosen)
     if not rows:
-        parser.error(
-            "nothing to measure: no architecture has these sizes, works and peers together"
-        )
-    Console(width=None if console.is_terminal else 150).print(table(rows))
+        parser.error("nothing to measure: no architecture has these sizes, works and peers")
+    print(table(rows))
     write(options.json, rows)
-    console.print(f"written: {options.json}")
+    print(f"written: {options.json}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ import gc
 import json
 import os
 import platform
-import re
 import shlex
 import sys
 import time
@@ -39,17 +38,11 @@ def parser(about: str | None, rounds: int = 0, results: str = "") -> argparse.Ar
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     if rounds:
-        made.add_argument("--rounds", type=_positive, default=rounds, help="rounds (%(default)s)")
+        made.add_argument("--rounds", type=int, default=rounds, help="rounds (%(default)s)")
     if results:
         where = f"where the rows go (benchmarks/results/{results})"
         made.add_argument("--json", type=Path, default=RESULTS / results, help=where)
     return made
-
-
-def _positive(given: str) -> int:
-    if int(given) < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return int(given)
 
 
 @dataclass(frozen=True)
@@ -122,11 +115,10 @@ def ratio(theirs: list[float], ours: list[float]) -> Ratio:
 def machine() -> dict[str, object]:
     """Where and how the figures were measured."""
     return {
-        "cpu": (_cpu_lines("model name") or [platform.processor()])[0],
+        "cpu": _processor(),
         # What it selects its own kernels for, and whether its library of products has bfloat16.
         "capability": torch.backends.cpu.get_cpu_capability(),
         "multiplies_bfloat16": multiplies_bfloat16(),
-        "flags": _vector_flags(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
@@ -147,16 +139,11 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text(json.dumps({"rows": rows, "machine": machine()}, indent=1) + "\n")
 
 
-def _cpu_lines(name: str) -> list[str]:
-    """What Linux says of the processor under a name that begins so."""
+def _processor() -> str:
+    """Its name as Linux has it, or what Python says."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return []
-    return [line.split(":", 1)[1].strip() for line in lines if re.match(rf"({name})\s*:", line)]
-
-
-def _vector_flags() -> list[str]:
-    """Its vector and matrix instructions; none where unknown. "flags" on x86, "Features" on ARM."""
-    flags = (_cpu_lines("flags|Features") or [""])[0].split()
-    return sorted(flag for flag in flags if re.search("avx|amx|bf16|fma|sve|asimd", flag))
+        lines = []
+    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor())

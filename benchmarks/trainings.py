@@ -12,6 +12,7 @@ import os
 import signal
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -47,10 +48,10 @@ def keep(row: Row, path: Path) -> None:
     found = json.loads(path.read_text()) if path.is_file() else {"rows": [], "machine": machine()}
     rows = ",\n".join(map(json.dumps, [*found["rows"], row | {"machine": machine()}]))
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
+    written = path.with_suffix(".partial")
     first = json.dumps(found.get("machine", machine()))
-    partial.write_text(f'{{"rows": [\n{rows}\n],\n"machine": {first}}}\n')
-    os.replace(partial, path)
+    written.write_text(f'{{"rows": [\n{rows}\n],\n"machine": {first}}}\n')
+    os.replace(written, path)
 
 
 def make(jobs: list[Row], run: Callable[[Row], Row], path: Path, workers: int) -> list[Row]:
@@ -65,7 +66,7 @@ def make(jobs: list[Row], run: Callable[[Row], Row], path: Path, workers: int) -
     waiting = missing(jobs, path)
     # Ctrl-C is for this process, which ends the others.
     with multiprocessing.get_context("spawn").Pool(workers, _prepare) as pool:
-        for n, row in enumerate(pool.imap_unordered(_Made(run), waiting), 1):
+        for n, row in enumerate(pool.imap_unordered(partial(_made, run), waiting), 1):
             keep(row, path)
             shown = {key: value for key, value in row.items() if not isinstance(value, list | dict)}
             print(f"[{n}/{len(waiting)}] {json.dumps(shown)}", flush=True)
@@ -77,14 +78,9 @@ def _prepare() -> None:
     torch.set_num_threads(1)
 
 
-class _Made:
+def _made(run: Callable[[Row], Row], job: Row) -> Row:
     """The job with what was measured."""
-
-    def __init__(self, run: Callable[[Row], Row]) -> None:
-        self.run = run
-
-    def __call__(self, job: Row) -> Row:
-        return job | self.run(job)
+    return job | run(job)
 
 
 def spread(values: Sequence[float], digits: int = 3) -> str:

@@ -24,8 +24,7 @@ import torch
 import page_tables
 import timing
 import trainings
-from memspan.models import CompressiveConfig, LanguageModel
-from memspan.models.options import BackboneConfig
+from memspan.models import LanguageModel
 from memspan.runs.options import RunConfig
 from shakespeare import add_text, parts, preset
 from sides import Side
@@ -46,12 +45,10 @@ NAMES = {
 """Each architecture's title, and its model in the recall experiment."""
 
 
-def reach(config: BackboneConfig) -> int | None:
+def reach(config: Any) -> int | None:
     """Tokens that the memory stands for, where every token has its place (None: elsewhere)."""
-    length = getattr(config, "memory_length", None)
-    if length and isinstance(config, CompressiveConfig):
-        return length + config.compression_rate * config.compressed_length
-    return length or None
+    compressed = getattr(config, "compression_rate", 0) * getattr(config, "compressed_length", 0)
+    return getattr(config, "memory_length", 0) + compressed or None
 
 
 def readers(config: RunConfig[Any], text: torch.Tensor) -> dict[str, Callable[[], object]]:

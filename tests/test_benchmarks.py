@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 
 import throughput
 import timing
@@ -51,13 +50,6 @@ def test_operations_of_products() -> None:
         assert operations(lambda: linear(x)) == 2 * 5 * 3 * 7
 
 
-def printed(rows: list[throughput.Row]) -> str:
-    console = Console(width=150)
-    with console.capture() as capture:
-        console.print(throughput.table(rows))
-    return capture.get()
-
-
 def test_rows_of_all_peers() -> None:
     """Of made-up times: labml computes our function, plain-gpt another."""
     times = {"memspan": [4.0, 12.0, 4.0], "labml": [8.0, 24.0, 16.0], "plain-gpt": [4.0, 12.0, 2.0]}
@@ -80,10 +72,10 @@ def test_rows_of_all_peers() -> None:
         "same_function": True,
         "peer_peak_megabytes": 20.0,
     }
-    assert "2.00-4.00" in printed(rows)
+    assert "2.00-4.00" in throughput.table(rows)
     (alone,) = throughput.compared(LABEL, times, 100, {}, {}, 0)
     assert not {"peer", "products_share"} & set(alone)
-    assert "25" in printed([alone])
+    assert "25" in throughput.table([alone])
 
 
 def test_a_measurement_from_end_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +94,6 @@ def test_a_measurement_from_end_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
         ["plain-gpt"],
         ["float32", "bfloat16"],
         1,
-        Console(quiet=True),
     )
     # The plain GPT generates nothing here.
     assert [(row["work"], row["precision"]) for row in rows] == [
@@ -117,4 +108,4 @@ def test_a_measurement_from_end_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_committed_rows_can_be_shown(name: str) -> None:
     rows = json.loads((RESULTS / name).read_text())["rows"]
     assert all(row["precision"] in PRECISIONS for row in rows)
-    assert len(printed(rows).splitlines()) > len(rows)
+    assert len(throughput.table(rows).splitlines()) > len(rows)

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -188,19 +189,15 @@ def kill_in_a_save(trial: Trial) -> str:
     return "survived"
 
 
-def torn_by(number: int | None, at: int) -> Callable[[Trial], str]:
+def torn_by(number: int | None, at: int, trial: Trial) -> str:
     """A save that is killed before operation ``at`` (``number`` None) or fails there with it."""
-
-    def test(trial: Trial) -> str:
-        trial.prepare()
-        fault = die if number is None else failing(number)
-        done = trial.run(trial.training(), in_saves(after(at, fault), MIDDLE))
-        killed = done.code == -signal.SIGKILL
-        done.must(killed if number is None else bool(done.refused) or done.code == 0)
-        trial.resume(newest=MIDDLE - SAVE_EVERY)
-        return "refused" if done.refused else "survived"
-
-    return test
+    trial.prepare()
+    fault = die if number is None else failing(number)
+    done = trial.run(trial.training(), in_saves(after(at, fault), MIDDLE))
+    killed = done.code == -signal.SIGKILL
+    done.must(killed if number is None else bool(done.refused) or done.code == 0)
+    trial.resume(newest=MIDDLE - SAVE_EVERY)
+    return "refused" if done.refused else "survived"
 
 
 def full_disk(trial: Trial) -> str:
@@ -231,18 +228,14 @@ def read_only(trial: Trial) -> str:
     return "refused"
 
 
-def fails_from(number: int) -> Callable[[Trial], str]:
+def fails_from(number: int, trial: Trial) -> str:
     """From a random operation on, all operations fail, including those of the clean-up."""
-
-    def test(trial: Trial) -> str:
-        trial.prepare()
-        count = trial.draw.randrange(trial.reference.operations * STEPS // SAVE_EVERY)
-        done = trial.run(trial.training(), lambda: at_operations(after(count, failing(number))))
-        done.must(bool(done.refused) or done.code == 0)
-        trial.resume(trial.newest())
-        return "refused" if done.code else "survived"
-
-    return test
+    trial.prepare()
+    count = trial.draw.randrange(trial.reference.operations * STEPS // SAVE_EVERY)
+    done = trial.run(trial.training(), lambda: at_operations(after(count, failing(number))))
+    done.must(bool(done.refused) or done.code == 0)
+    trial.resume(trial.newest())
+    return "refused" if done.code else "survived"
 
 
 def damage(path: Path, how: str, draw: random.Random) -> None:
@@ -258,35 +251,32 @@ def damage(path: Path, how: str, draw: random.Random) -> None:
         file.truncate()
 
 
-def damaged(file: str, how: str) -> Callable[[Trial], str]:
-    def test(trial: Trial) -> str:
-        trial.prepare(stopped=True)
-        path = sorted(trial.home.glob(file))[-1]
-        damage(path, how, trial.draw)
-        refused = False
-        for arguments, expected, read_out in (
-            (EVALUATE, trial.reference.scores, scores_of),
-            (GENERATE, trial.reference.text, lambda done: done.out),
-        ):
-            done = trial.run(arguments)
-            done.must(bool(done.refused) or done.code == 0)
-            if done.code == 0 and read_out(done) != expected:
-                raise Failure(f"{arguments[0]} differs silently")
-            refused |= done.code != 0
-        done = trial.run(RESUME)
-        if done.code == 0:
-            # Training does not depend on its records.
-            trial.must_be(trial.reference.result, "metrics" if path.name == "metrics.jsonl" else "")
-            return "refused" if refused else "survived"
-        done.must(bool(done.refused))
-        if move := re.search(r"or move (\S+) away", done.refused):
-            shutil.move(trial.home / move[1], trial.home / "away")
-            trial.resume()
-        elif "checkpoints" in str(path):
-            raise Failure(f"no way back is named: {done.refused}")
-        return "refused"
-
-    return test
+def damaged(file: str, how: str, trial: Trial) -> str:
+    trial.prepare(stopped=True)
+    path = sorted(trial.home.glob(file))[-1]
+    damage(path, how, trial.draw)
+    refused = False
+    for arguments, expected, read_out in (
+        (EVALUATE, trial.reference.scores, scores_of),
+        (GENERATE, trial.reference.text, lambda done: done.out),
+    ):
+        done = trial.run(arguments)
+        done.must(bool(done.refused) or done.code == 0)
+        if done.code == 0 and read_out(done) != expected:
+            raise Failure(f"{arguments[0]} differs silently")
+        refused |= done.code != 0
+    done = trial.run(RESUME)
+    if done.code == 0:
+        # Training does not depend on its records.
+        trial.must_be(trial.reference.result, "metrics" if path.name == "metrics.jsonl" else "")
+        return "refused" if refused else "survived"
+    done.must(bool(done.refused))
+    if move := re.search(r"or move (\S+) away", done.refused):
+        shutil.move(trial.home / move[1], trial.home / "away")
+        trial.resume()
+    elif "checkpoints" in str(path):
+        raise Failure(f"no way back is named: {done.refused}")
+    return "refused"
 
 
 def second_trainer(trial: Trial) -> str:
@@ -337,14 +327,20 @@ def kinds(operations: int) -> list[tuple[str, str, Callable[[Trial], str], int]]
     return [
         ("SIGKILL at any moment", "", kill_at_any_moment, 24),
         ("SIGKILL in a save", "", kill_in_a_save, 24),
-        *(("torn save, SIGKILL", f"operation {at}", torn_by(None, at), 1) for at, _ in cuts),
-        *(("torn save, system error", f"operation {at}", torn_by(n, at), 1) for at, n in cuts),
+        *(
+            ("torn save, SIGKILL", f"operation {at}", partial(torn_by, None, at), 1)
+            for at, _ in cuts
+        ),
+        *(
+            ("torn save, system error", f"operation {at}", partial(torn_by, n, at), 1)
+            for at, n in cuts
+        ),
         ("full disk (small tmpfs)", "", full_disk, 12),
         ("read-only folder (mount)", "", read_only, 6),
-        ("disk fails for good (EIO, EROFS)", "EIO", fails_from(errno.EIO), 6),
-        ("disk fails for good (EIO, EROFS)", "EROFS", fails_from(errno.EROFS), 6),
-        *(("bit flipped", file, damaged(file, "flip"), 4) for file in FILES),
-        *(("tail cut", file, damaged(file, "cut"), 2) for file in FILES),
+        ("disk fails for good (EIO, EROFS)", "EIO", partial(fails_from, errno.EIO), 6),
+        ("disk fails for good (EIO, EROFS)", "EROFS", partial(fails_from, errno.EROFS), 6),
+        *(("bit flipped", file, partial(damaged, file, "flip"), 4) for file in FILES),
+        *(("tail cut", file, partial(damaged, file, "cut"), 2) for file in FILES),
         ("second trainer", "", second_trainer, 6),
         ("two started together", "", started_together, 6),
     ]

@@ -11,6 +11,10 @@ S = Size(128, 4, 6, 512, segment_length=64, memory_length=64, batch_size=16)
 M = Size(256, 8, 6, 1024, segment_length=128, memory_length=128, batch_size=16)
 L = Size(256, 8, 2, 1024, segment_length=256, memory_length=512, batch_size=4)
 PAPER = Size(512, 8, 12, 2048, segment_length=512, memory_length=512, batch_size=1)
+COMPRESSIVE = {
+    name: replace(size, compressed_length=size.memory_length)
+    for name, size in {"S": S, "M": M}.items()
+}
 
 
 def feedback_size(length: int) -> Size:
@@ -18,18 +22,9 @@ def feedback_size(length: int) -> Size:
 
 
 def fast_weights_size(length: int) -> Size:
-    return Size(
-        128,
-        4,
-        1,
-        512,
-        segment_length=length,
-        memory_length=0,
-        batch_size=16,
-        generate_batch=16,
-        works=("train", "attention") + (("generate",) if length == 64 else ()),
-        alone=length > 1024,
-    )
+    works = ("train", "attention") + (("generate",) if length == 64 else ())
+    size = replace(feedback_size(length), n_layers=1, memory_length=0, generate_batch=16)
+    return replace(size, works=works, alone=length > 1024)
 
 
 # Architecture: its sizes.
@@ -39,20 +34,16 @@ SIZES: dict[str, dict[str, Size]] = {
         "M": M,
         "L": L,
         "L-batch8": replace(L, generate_batch=8, works=("generate",)),
-        "S-batch16": replace(S, generate_batch=16, works=("generate",)),
-        "M-batch16": replace(M, generate_batch=16, works=("generate",)),
-        "L-batch16": replace(L, generate_batch=16, works=("generate",)),
+        **{
+            f"{name}-batch16": replace(size, generate_batch=16, works=("generate",))
+            for name, size in (("S", S), ("M", M), ("L", L))
+        },
         "paper": PAPER,
     },
-    "compressive": {
-        "S": replace(S, compressed_length=S.memory_length),
-        "M": replace(M, compressed_length=M.memory_length),
-        "S-no-loss": replace(
-            S, compressed_length=S.memory_length, auxiliary_loss=False, works=("train",)
-        ),
-        "M-no-loss": replace(
-            M, compressed_length=M.memory_length, auxiliary_loss=False, works=("train",)
-        ),
+    "compressive": COMPRESSIVE
+    | {
+        f"{name}-no-loss": replace(size, auxiliary_loss=False, works=("train",))
+        for name, size in COMPRESSIVE.items()
     },
     # Each segment starts empty, as with the peer; generation goes on from one to twice its length.
     "feedback": {
@@ -70,36 +61,30 @@ SIZES: dict[str, dict[str, Size]] = {
         "H128": Size(512, 4, 2, 2048, segment_length=512, memory_length=0, batch_size=2),
     },
 }
-# Architecture: our side, then its peers, each "module:class". Imported when used.
+# Architecture: our side, then its peers, each "module:class" of this package. Imported when used.
 ARCHITECTURES = {
     "transformer-xl": {
-        "memspan": "peers.memspan:MemspanXL",
-        "labml": "peers.labml:LabmlXL",
-        "labml-short-table": "peers.labml:LabmlShortTable",
-        "x-transformers": "peers.x_transformers_xl:XTransformersXL",
-        "plain-gpt": "peers.gpt:PlainGPT",
+        "memspan": "memspan:MemspanXL",
+        "labml": "labml:LabmlXL",
+        "labml-short-table": "labml:LabmlShortTable",
+        "x-transformers": "x_transformers_xl:XTransformersXL",
+        "plain-gpt": "gpt:PlainGPT",
     },
-    "compressive": {
-        "memspan": "peers.memspan:MemspanCompressive",
-        "labml": "peers.labml:LabmlCompressive",
-    },
-    "feedback": {
-        "memspan": "peers.memspan:MemspanFeedback",
-        "labml": "peers.labml:LabmlFeedback",
-    },
+    "compressive": {"memspan": "memspan:MemspanCompressive", "labml": "labml:LabmlCompressive"},
+    "feedback": {"memspan": "memspan:MemspanFeedback", "labml": "labml:LabmlFeedback"},
     "fast-weights": {
-        "memspan": "peers.memspan:MemspanFW",
-        "labml": "peers.labml:LabmlFW",
-        "labml-repaired": "peers.labml:LabmlRepairedFW",
+        "memspan": "memspan:MemspanFW",
+        "labml": "labml:LabmlFW",
+        "labml-repaired": "labml:LabmlRepairedFW",
     },
     "gated-delta-net": {
-        "memspan": "peers.memspan:MemspanGated",
-        "transformers": "peers.transformers_gated:TransformersGated",
+        "memspan": "memspan:MemspanGated",
+        "transformers": "transformers_gated:TransformersGated",
     },
 }
 
 
 def side_class(architecture: str, name: str) -> type[Side]:
     module, kind = ARCHITECTURES[architecture][name].split(":")
-    found: type[Side] = getattr(import_module(module), kind)
+    found: type[Side] = getattr(import_module(f"peers.{module}"), kind)
     return found
