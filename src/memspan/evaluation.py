@@ -235,8 +235,12 @@ def _before(
 
 def _writing(path: Path, rows: np.ndarray) -> Losses:
     """Adds each token's loss to a new file, in JSON Lines; streams begin at ``rows [B]``."""
-    if path.exists():
-        raise MemspanError(f"{path} exists: give --per-token another path")
+    try:
+        path.open("x").close()
+    except FileExistsError:
+        raise MemspanError(f"{path} exists: give --per-token another path") from None
+    except OSError as error:
+        raise MemspanError(f"cannot write {path} ({error.strerror}): check --per-token") from None
     first = torch.from_numpy(rows)[:, None]
 
     def each(segment: Segment, losses: Tensor) -> None:

@@ -6,7 +6,7 @@ import io
 import json
 import os
 import pickle
-import tarfile
+import struct
 import time
 import zipfile
 from collections.abc import Callable
@@ -18,9 +18,10 @@ import torch
 
 import memspan
 from memspan.converters.kinds import KINDS, KindName
-from memspan.converters.torch_files import OLD, read
+from memspan.converters.torch_files import read
 from memspan.errors import MemspanError
 from memspan.runs import checkpoints
+from memspan.runs.folder import lock_run
 from transfo_xl_folder import OPTIONS, random_tensors, vocabulary
 
 pytestmark = pytest.mark.hardening
@@ -32,19 +33,39 @@ def config(**changes: Any) -> Edit:
     return lambda folder: (folder / "config.json").write_text(json.dumps(OPTIONS | changes))
 
 
-def vocab(value: object) -> Edit:
-    return lambda folder: (folder / "vocab.pkl").write_bytes(pickle.dumps(value))
+def vocab(value: object, name: str = "vocab.pkl") -> Edit:
+    return lambda folder: (folder / name).write_bytes(pickle.dumps(value))
 
 
-def tensors(changed: dict[str, Any], gone: str = "nothing") -> Edit:
+def tensors(change: Callable[[dict[str, Any]], object]) -> Edit:
     """Other tensors with the same options."""
-    found: dict[str, Any] = random_tensors(OPTIONS) | changed
-    kept = {name: tensor for name, tensor in found.items() if gone not in name}
-    return lambda folder: torch.save(kept, folder / "pytorch_model.bin")
+
+    def edit(folder: Path) -> None:
+        found: dict[str, Any] = random_tensors(OPTIONS)
+        change(found)
+        torch.save(found, folder / "pytorch_model.bin")
+
+    return edit
 
 
 def drop(name: str) -> Edit:
     return lambda folder: (folder / name).unlink()
+
+
+def text(name: str, content: str) -> Edit:
+    return lambda folder: (folder / name).write_text(content)
+
+
+def cut(name: str) -> Edit:
+    return lambda folder: os.truncate(folder / name, (folder / name).stat().st_size // 2)
+
+
+def deflate(folder: Path) -> None:
+    path = folder / "pytorch_model.bin"
+    old = zipfile.ZipFile(io.BytesIO(path.read_bytes()))
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
 
 
 class Hostile:
@@ -57,38 +78,80 @@ class Hostile:
 MISTAKES: dict[str, tuple[Edit, str]] = {
     "no config": (drop("config.json"), "one of these files must be in it: config.json"),
     "no weights": (drop("pytorch_model.bin"), "put model.safetensors or pytorch_model.bin"),
-    "BERT": (config(model_type="bert"), "of type 'bert'.*--from authors or --from labml"),
-    "no JSON": (lambda f: (f / "config.json").write_text("{"), "not valid JSON"),
+    "BERT": (
+        config(model_type="bert"),
+        "of a model of type 'bert'.*--from authors or --from labml",
+    ),
+    "no JSON": (text("config.json", "{"), "not valid JSON"),
     "text for a number": (config(n_layer="2"), r"^[^:]*config.json: n_layer must be an integer"),
     "a number beyond numbers": (config(dropout=10**400), "dropout must be a number"),
+    "a number for a flag": (config(pre_lnorm=2), "pre_lnorm must be true or false"),
+    "other positions": (config(attn_type=1), "attn_type is 1"),
+    "sampled softmax": (config(sample_softmax=9), "sample_softmax is 9"),
+    "fixed span without memory": (config(same_length=True, mem_len=0), "memory_length"),
     "other width": (config(d_inner=12), r"CoreNet.0.weight is \[10, 8\], .* needs \[12, 8\]"),
+    "layers too many": (config(n_layer=3), "lacks transformer.layers.2"),
     "layers by the billion": (config(n_layer=10**9), "too few for 1,000,000,000 layers"),
     "a width beyond tensors": (config(d_model=2**62), "sizes that no tensor can have"),
+    "a huge vocabulary": (
+        config(vocab_size=10**12),
+        "20 embeddings, but config.json has a vocab_size of 1000000000000",
+    ),
     "a vocabulary that differs": (vocab(vocabulary(19)), "19 words, and the model 20 embeddings"),
     "the same word twice": (vocab({"idx2sym": ["a"] * 20}), "same word twice"),
+    "ids with a hole": (vocab({"sym2idx": {"a": 0, "b": 2}}), "ids in sym2idx"),
+    "no words": (vocab({"counter": {}}), "neither sym2idx nor idx2sym"),
     "half a character": (vocab({"idx2sym": ["\ud800"]}), "not text"),
+    "characters for words": (vocab(vocabulary(20) | {"delimiter": ""}), "has a delimiter"),
     "a hostile vocabulary": (vocab(Hostile()), "holds pathlib.* could run a program"),
     "a hostile vocab.bin": (
         lambda f: (torch.save(Hostile(), f / "vocab.bin"), (f / "vocab.pkl").unlink()),
         "could run a program",
     ),
-    "hostile weights": (tensors({"x": Hostile()}), r"holds \w+\.\w+, .* could run a program"),
-    "a tensor left over": (tensors({"score": torch.zeros(2)}), "options lacks: score"),
-    "a tensor missing": (tensors({}, "crit.cluster_bias"), "lacks crit.cluster_bias"),
+    "half a vocabulary": (cut("vocab.pkl"), "damaged, or neither a pickle"),
+    "hostile weights": (
+        tensors(lambda t: t.update(x=Hostile())),
+        r"holds \w+\.\w+, .* could run a program",
+    ),
+    "half the weights": (cut("pytorch_model.bin"), "damaged"),
+    "no tensors": (tensors(lambda t: t.update(step=3)), "not tensors by name"),
+    "a tensor left over": (
+        tensors(lambda t: t.update({"score.weight": torch.zeros(2)})),
+        "options lacks: score.weight",
+    ),
+    "a tensor missing": (tensors(lambda t: t.pop("crit.cluster_bias")), "lacks crit.cluster_bias"),
+    "a tensor of integers": (
+        tensors(lambda t: t.update({"crit.cluster_bias": torch.zeros(2, dtype=torch.int64)})),
+        "crit.cluster_bias is of torch.int64",
+    ),
     "a sparse tensor": (
-        tensors({"x": torch.zeros(2).to_sparse()}),
+        tensors(lambda t: t.update({"crit.cluster_bias": torch.zeros(2).to_sparse()})),
         "holds torch._utils._rebuild_sparse_tensor, .* nor a dense tensor",
     ),
+    "one value for many": (
+        tensors(lambda t: t.update({"crit.cluster_bias": torch.zeros(1).expand(2)})),
+        "crit.cluster_bias is not in the file as it says .2 values of the 1",
+    ),
     "tensors that overlap": (
-        tensors(dict.fromkeys("abcdefgh", torch.zeros(9000))),
+        tensors(lambda t: t.update(dict.fromkeys("abcdefgh", torch.zeros(9000)))),
         "bytes, and its tensors would be .* save each by itself",
     ),
     "tensors left out": (
-        lambda f: (tensors({}, "CoreNet")(f), config(d_inner=10**9)(f)),
-        "has no transformer.layers.0.pos_ff|lacks transformer.layers.0.pos_ff.CoreNet.0.weight",
+        lambda f: (
+            tensors(lambda t: [t.pop(n) for n in [*t] if "CoreNet" in n and "3.bias" not in n])(f),
+            config(d_inner=10**9)(f),
+        ),
+        "lacks transformer.layers.0.pos_ff.CoreNet.0.weight",
+    ),
+    "a compressed member": (deflate, "is compressed, which torch.save never does"),
+    "weights beyond float32": (
+        tensors(
+            lambda t: t.update({"crit.cluster_bias": torch.tensor([0, 1e300], dtype=torch.float64)})
+        ),
+        "crit.cluster_bias has values .* beyond float32",
     ),
     "ties that do not hold": (
-        tensors({"crit.out_layers.0.weight": torch.zeros(20, 8)}),
+        tensors(lambda t: t.update({"crit.out_layers.0.weight": torch.zeros(20, 8)})),
         "crit.out_layers.0.weight differs from another tensor",
     ),
 }
@@ -108,34 +171,30 @@ def test_mistakes(
 
 
 def test_folders(source: Path, tmp_path: Path) -> None:
-    for name, out, line in (
-        (
-            "transfo-xl/transfo-xl-wt103",
-            "out",
-            "does not download checkpoints: put the files into a",
-        ),
-        (tmp_path, "out", "not a checkpoint that memspan knows"),
-        (source, "source", "exists already: choose another folder"),
-    ):
+    """A file, no folder, a folder that is taken, a run of ours."""
+    for name, line in {
+        "transfo-xl/transfo-xl-wt103": "does not download checkpoints: put the files into a folder",
+        tmp_path: "not a checkpoint that memspan knows",
+    }.items():
         with pytest.raises(MemspanError, match=line):
-            memspan.convert(name, tmp_path / out)
+            memspan.convert(name, tmp_path / "out")
+    assert set(KINDS) == set(get_args(KindName))
+    run = memspan.convert(source, tmp_path / "deep" / "run")
+    with pytest.raises(MemspanError, match="is a run of memspan already"):
+        memspan.convert(run, tmp_path / "out")
+    with pytest.raises(MemspanError, match="exists already: choose another folder"):
+        memspan.convert(source, tmp_path)
     with pytest.raises(MemspanError, match="there is no kind of checkpoints 'bert'"):
         memspan.convert(source, tmp_path / "out", kind="bert")  # type: ignore[arg-type]
-    assert set(KINDS) == set(get_args(KindName))
 
 
-@pytest.mark.parametrize(
-    ("method", "name", "line"),
-    [
-        (zipfile.ZIP_DEFLATED, "archive/extra", "is compressed, which torch.save never does"),
-        (zipfile.ZIP_STORED, "archive/constants.pkl", "is a TorchScript program"),
-    ],
-)
-def test_archives(method: int, name: str, line: str, source: Path, tmp_path: Path) -> None:
-    with zipfile.ZipFile(source / "pytorch_model.bin", "a", method) as file:
-        file.writestr(name, "more")
-    with pytest.raises(MemspanError, match=line):
+def test_a_run_that_another_process_writes_is_kept(source: Path, tmp_path: Path) -> None:
+    with (
+        lock_run(tmp_path / "out"),
+        pytest.raises(MemspanError, match="another process"),
+    ):
         memspan.convert(source, tmp_path / "out")
+    assert (tmp_path / "out").is_dir()
 
 
 def test_a_run_that_cannot_be_written_leaves_nothing(
@@ -152,26 +211,27 @@ def test_a_run_that_cannot_be_written_leaves_nothing(
     memspan.convert(source, tmp_path / "out")
 
 
-def tarred() -> bytes:
-    """An archive that begins as files of torch before version 1.6, which were tar archives once."""
-    content = io.BytesIO()
-    with tarfile.open(
-        fileobj=content, mode="w", format=tarfile.USTAR_FORMAT, encoding="latin-1"
-    ) as file:
-        file.addfile(tarfile.TarInfo(OLD.decode("latin-1") + "N.N.N.N."))
-    return content.getvalue()
-
-
 HOSTILE_PICKLES = {
-    "a tar archive": tarred(),
     "protocol 0": b"cos\nsystem\n(S'touch ran'\ntR.",
+    "an instance": b"(S'touch ran'\nios\nsystem\n.",
+    "an extension": b"\x80\x02\x82\x01.",
     "a persistent id": b"\x80\x02X\x01\x00\x00\x00aQ.",
     "an attribute of a helper": b"cre\n_compile.__globals__\n.",
     "a state for a dict": b"}}b.",
     "a deep tuple as a key": b"}" + b")" + b"\x85" * 50_000 + b"Ns.",
+    "a list that is copied for ever": b"ccollections\nOrderedDict\nq\x00](K\x01K\x02\x86"
+    + b"K\x01K\x02\x86" * 50
+    + b"eq\x01\x85q\x02"
+    + b"0h\x00h\x02R" * 100
+    + b".",
+    "colliding numbers in a set": b"\x80\x04\x8f("
+    + b"".join(b"\x8a\x0c" + (n * (2**61 - 1)).to_bytes(12, "little") for n in range(99_999))
+    + b"\x90.",
     "empty dicts by the million": b"}" * (1 << 24) + b".",
     "numbers by the million": b"K\x00" * (1 << 23) + b".",
     "a class that is changed": b"ccollections\nOrderedDict\n(N}S'update'\nNs\x86b.",
+    "a number of a million digits": b"\x8b" + struct.pack("<i", 1 << 20) + bytes(1 << 20) + b".",
+    "nothing": b"",
 }
 
 
@@ -196,3 +256,38 @@ def test_plain_pickles(protocol: int, tmp_path: Path) -> None:
     assert read(path) == [value, value]
     path.write_bytes(pickle.dumps(vocabulary(300), protocol=protocol))
     assert read(path) == vocabulary(300)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes")
+@pytest.mark.parametrize("name", ["config.json", "pytorch_model.bin", "vocab.txt"])
+def test_pipes_are_not_waited_for(name: str, source: Path, tmp_path: Path) -> None:
+    (source / "vocab.pkl").unlink()
+    (source / name).unlink(missing_ok=True)
+    os.mkfifo(source / name)
+    with pytest.raises(MemspanError, match="not a regular file"):
+        memspan.convert(source, tmp_path / "out")
+
+
+@pytest.mark.parametrize("option", ["d_inner", "vocab_size", "n_layer"])
+def test_sizes_that_are_only_claimed(option: str, source: Path, tmp_path: Path) -> None:
+    """Without the tensors that they are of, and with tensors of one value for all."""
+    claimed = OPTIONS | {option: 9_000_000}
+    (source / "config.json").write_text(json.dumps(claimed))
+    start = time.process_time()
+    with pytest.raises(MemspanError):
+        memspan.convert(source, tmp_path / "out")
+    assert time.process_time() - start < 3
+
+
+def test_a_storage_larger_than_its_member(source: Path, tmp_path: Path) -> None:
+    """Whatever lies behind it in the file is not read."""
+    path = source / "pytorch_model.bin"
+    torch.save({"a": torch.zeros(1000)}, path)
+    content = path.read_bytes()
+    # The number of values in the pickle: BININT2 1000.
+    assert content.count(b"M\xe8\x03tq") == 1
+    path.write_bytes(content.replace(b"M\xe8\x03tq", b"M\xe9\x03tq"))
+    with pytest.raises(
+        MemspanError, match=r"a is not in the file as it says .1,001 values claimed"
+    ):
+        memspan.convert(source, tmp_path / "out")

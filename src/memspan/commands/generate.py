@@ -55,6 +55,18 @@ class GenerateArguments(ReadingArguments):
     force: bool = False
     """Let --save-memory overwrite a memory; other files are never overwritten."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        filters = (self.sampling.top_k, self.sampling.top_p, self.sampling.min_p)
+        if self.greedy and filters != (None, None, None):
+            raise MemspanError(
+                "--greedy always takes the likeliest token: drop it, or --top-k, --top-p and --min-p"
+            )
+        if self.force and self.save_memory is None:
+            raise MemspanError(
+                "--force has no effect without --save-memory: add that, or drop --force"
+            )
+
 
 def generate(arguments: list[str]) -> None:
     """Run the verb with ``arguments``."""
@@ -126,6 +138,8 @@ def _print(writer: Writer, options: GenerateArguments) -> None:
 def _opened(path: Path | None) -> BinaryIO:
     """The file to read before the prompt: standard input for -, an empty one for None."""
     if path == Path("-"):
+        if sys.stdin is None:
+            raise MemspanError("standard input is closed: give a file with --prompt-file")
         return sys.stdin.buffer
     try:
         return open(path or os.devnull, "rb")

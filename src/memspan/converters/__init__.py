@@ -8,6 +8,6 @@ transfo_xl.py       folders of transformers               authors.py      of the
 labml.py            runs of labml_nn
 transformer_xl.py   options and names that Transformer-XL checkpoints share
 vocabulary.py       their vocabularies                    tensors.py      tensors in others' files
-names.py            a peer's tensors in terms of ours     torch_files.py  what torch.save wrote
-options.py          a peer's options, checked
+names.py            a peer's tensors in terms of ours     torch_files.py  what torch.save wrote, as data
+options.py          a peer's options, checked             pickles.py      pickles, as data
 """

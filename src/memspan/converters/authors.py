@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from memspan.converters.convert import Checkpoint
+from memspan.converters.pickles import Inert
 from memspan.converters.tensors import as_tensors, read_json, shape_of
-from memspan.converters.torch_files import Inert
+from memspan.converters.torch_files import Stored
 from memspan.converters.torch_files import read as read_saved
 from memspan.converters.transformer_xl import names, run_config
 from memspan.converters.vocabulary import read_vocabulary
@@ -90,7 +91,7 @@ def _as_read(config: Config, words: WordTokenizer) -> tuple[Config, Tokenizer]:
     return replace(config, data=data), tokenizer
 
 
-def _tensors(module: Inert, seen: set[int], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+def _tensors(module: Inert, seen: set[int], prefix: str = "") -> Iterator[tuple[str, Stored]]:
     """Parameters and buffers by name, as ``state_dict`` would have them.
 
     ``seen``: identities of visited dicts, since a file can put one inside itself.
@@ -101,7 +102,7 @@ def _tensors(module: Inert, seen: set[int], prefix: str = "") -> Iterator[tuple[
             continue
         seen.add(id(held))
         for name, found in _held(module, kind).items():
-            if isinstance(found, Tensor):
+            if isinstance(found, Stored):
                 yield f"{prefix}{name}", found
             elif isinstance(found, Inert):
                 yield from _tensors(found, seen, f"{prefix}{name}.")

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from memspan.converters.torch_files import read
+from memspan.converters.torch_files import Stored, read, reason
 from memspan.errors import MemspanError
 from memspan.files.disk import read_limited
 from memspan.files.tensors import load_foreign
@@ -44,12 +44,20 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 def as_tensors(value: object, path: Path) -> dict[str, Tensor]:
     """``value`` from the file ``path``, if it is a state dict."""
     if not isinstance(value, dict) or not all(
-        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in value.items()
+        isinstance(name, str) and isinstance(tensor, Stored) for name, tensor in value.items()
     ):
         raise MemspanError(
             f"{path} holds a {type(value).__name__}, not tensors by name: save the model's state_dict"
         )
-    tensors = {name: tensor.detach() for name, tensor in value.items()}
+    tensors = {}
+    for name, stored in value.items():
+        try:
+            tensors[name] = stored.tensor()
+        except Exception as error:
+            # False claims about a tensor raise exceptions of many kinds.
+            raise MemspanError(
+                f"{path}: {name[:80]} is not in the file as it says ({reason(error)}): get it again"
+            ) from None
     total, size = sum(tensor.nbytes for tensor in tensors.values()), path.stat().st_size
     if total > MOST_TIED * size:
         raise MemspanError(

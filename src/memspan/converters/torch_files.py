@@ -1,36 +1,40 @@
 """Read files of ``torch.save`` and ``pickle`` as data: nothing in them is executed.
 
-The standard library's unpickler makes the objects, but only of the classes and functions that are named
-here; torch maps the tensors of a file into memory.
+A file is mapped into memory and its tensors are views of it, so false sizes allocate nothing.
 """
 
 from __future__ import annotations
 
-import io
-import pickle
-import pickletools
+import mmap
 import re
-import sys
-import tarfile
-import warnings
+import struct
 import zipfile
 from pathlib import Path
 from typing import IO, Any, Self
 
 import torch
+from torch import Tensor
 
+from memspan.converters import pickles
+from memspan.converters.pickles import Entries, Inert
 from memspan.errors import MemspanError
 from memspan.files.disk import open_regular
 
-LIMIT = 1 << 25
-"""Maximum size of a pickle in bytes; the vocabulary of WikiText-103 takes 10 million."""
-MOST_STEPS = 1 << 22
-"""Maximum number of steps of a pickle: each may make an object, of a hundred bytes or so."""
-MOST_TUPLES = 1 << 14
-"""Maximum number of tuples: a key may nest them, and Python hashes these at any depth."""
 ZIP = b"PK\x03\x04"
 OLD = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
-"""How a file of torch before version 1.6 begins: a pickle of a number, with four more behind it."""
+"""How a file of torch before version 1.6 begins: a pickle of a number."""
+TYPES = {
+    "Double": torch.float64,
+    "Float": torch.float32,
+    "Half": torch.float16,
+    "BFloat16": torch.bfloat16,
+    "Long": torch.int64,
+    "Int": torch.int32,
+    "Short": torch.int16,
+    "Char": torch.int8,
+    "Byte": torch.uint8,
+    "Bool": torch.bool,
+}
 INERT = re.compile(
     r"(argparse|torch\.nn|tokenizers|transformers|sacremoses"
     r"|(utils\.)?(mem_transformer|proj_adaptive_softmax|fp16_opt|data_utils|vocabulary))\..+"
@@ -39,78 +43,76 @@ INERT = re.compile(
 """Names of classes and functions in models, corpora and vocabularies: only their state is read."""
 
 
-class Inert:
-    """Stands in for an object of another program's class: its state without its code."""
+class Stored:
+    """A tensor in a file that has not been read."""
 
-    __slots__ = ("state",)
-    state: dict[str, Any]
-    dump_patches = False
-    """What torch asks a class whose source is in an old file."""
+    __slots__ = ("_storage", "_view")
+    _storage: Any
+    _view: tuple[Any, ...]
 
-    # Not in __init__: a pickle can make an object without it.
-    def __new__(cls, *_: object) -> Self:
+    def __new__(cls, storage: object, *view: object) -> Self:
+        # A parameter is made of its tensor.
+        if isinstance(storage, cls):
+            return storage
         made = super().__new__(cls)
-        made.state = {}
+        made._storage, made._view = storage, view
         return made
 
-    def __setstate__(self, state: object) -> None:
-        self.state = state if isinstance(state, dict) else {}
-
-
-class Entries(dict[Any, Any]):
-    """Stands in for other kinds of dicts."""
-
-    # Without it, a pickle could change the class.
     def __setstate__(self, _: object) -> None:
-        """Attributes, such as the versions in a state dict, are dropped."""
+        """A tensor has no attributes here, and a file cannot set these."""
+
+    def tensor(self) -> Tensor:
+        """A view of the mapped file.
+
+        Raises:
+            Exception: of many kinds: it is not where its file says, or larger.
+        """
+        file, (_, dtype, key, _, numel, *_) = self._storage
+        offset, size, stride, *_ = self._view
+        storage = file.storage(dtype, key, numel)
+        tensor: Tensor = storage.as_strided(size, stride, offset)
+        if tensor.numel() > numel:
+            raise ValueError(f"{tensor.numel():,} values of the {numel:,} that are stored")
+        return tensor
 
 
 NAMES: dict[str, object] = {
-    "collections.Counter": Entries,
-    "collections.OrderedDict": Entries,
-    "torch._utils._rebuild_tensor": torch._utils._rebuild_tensor,
-    "torch._utils._rebuild_tensor_v2": torch._utils._rebuild_tensor_v2,
-    "torch._utils._rebuild_parameter": torch._utils._rebuild_parameter,
+    **dict.fromkeys(("collections.Counter", "collections.OrderedDict"), Entries),
+    **dict.fromkeys(
+        [f"torch._utils._rebuild_{name}" for name in ("tensor", "tensor_v2", "parameter")], Stored
+    ),
+    **{
+        f"{home}.{name}Storage": dtype
+        for home in ("torch", "torch.cuda")
+        for name, dtype in TYPES.items()
+    },
 }
-"""The classes and functions in what torch saved. It finds the types of storages by itself."""
+"""Stand-ins for the classes and functions in what torch saved."""
 
 
 class Foreign(Exception):
     """A pickle names something that is not data; its argument is the name."""
 
 
-class Unpickler(pickle.Unpickler):
-    """Makes objects of the known classes only."""
-
-    def find_class(self, module: str, name: str) -> object:
-        """What stands for a class or function."""
-        full = f"{module}.{name}"
-        found = Inert if INERT.fullmatch(full) else NAMES.get(full)
-        if found is None:
-            raise Foreign(full)
-        return found
-
-
-def load(file: IO[bytes], **options: Any) -> Any:
-    """As ``pickle.load``. With it and :class:`Unpickler`, this module replaces pickle in torch."""
-    return Unpickler(file, **options).load()
+def _stand_in(name: str) -> object:
+    found = Inert if INERT.fullmatch(name) else NAMES.get(name)
+    if found is None:
+        raise Foreign(name)
+    return found
 
 
 def read(path: Path) -> Any:
-    """The value in a file."""
+    """The value in a file, with :class:`Stored` for its tensors.
+
+    Raises:
+        MemspanError: it is missing or damaged, or holds anything else.
+    """
     try:
         with open_regular(path) as file:
-            start = file.read(LIMIT)
-            zipped, old = start.startswith(ZIP), start.startswith(OLD)
-            _check_pickles(_pickle_of(file) if zipped else start, 5 if old else 1)
-        if old and tarfile.is_tarfile(path):
-            raise ValueError("it is a tar archive, which torch would unpack")
-        if not zipped and not old:
-            return load(io.BytesIO(start), encoding="utf-8")
-        with warnings.catch_warnings():
-            # Old files have the source of classes, with which theirs here would be compared.
-            warnings.simplefilter("ignore")
-            return torch.load(path, "cpu", sys.modules[__name__], weights_only=False, mmap=zipped)
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            return _File(mapped).value(file)
+    except FileNotFoundError:
+        raise MemspanError(f"{path} is missing: put it there") from None
     except OSError as error:
         raise MemspanError(f"cannot read {path} ({error.strerror}): check the file") from None
     except Foreign as error:
@@ -121,34 +123,93 @@ def read(path: Path) -> Any:
         ) from None
     except Exception as error:
         # A damaged file may raise anything.
-        reason = str(error).partition("\n")[0][:120]
         raise MemspanError(
-            f"{path} is damaged, or neither a pickle nor a file of torch.save "
-            f"({reason or type(error).__name__}): get it again"
+            f"{path} is damaged, or neither a pickle nor a file of torch.save ({reason(error)}): get "
+            "it again"
         ) from None
 
 
-def _pickle_of(file: IO[bytes]) -> bytes:
-    """The pickle in an archive that torch saved."""
-    with zipfile.ZipFile(file) as archive:
-        members = archive.infolist()
-        if any(member.compress_type != zipfile.ZIP_STORED for member in members):
-            raise ValueError("it is compressed, which torch.save never does")
-        if any(member.filename.endswith("/constants.pkl") for member in members):
-            raise ValueError("it is a TorchScript program")
-        found = next(member for member in members if member.filename.endswith("/data.pkl"))
-        with archive.open(found) as pickled:
-            return pickled.read(LIMIT)
+def reason(error: Exception) -> str:
+    """What is wrong with a file, in short."""
+    said = "" if isinstance(error, LookupError) else str(error)
+    return said.partition("\n")[0][:120] or type(error).__name__
 
 
-def _check_pickles(content: bytes, n: int) -> None:
-    """Refuse pickles that could take very much memory, or crash Python."""
-    stream, steps, tuples = io.BytesIO(content), 0, 0
-    for _ in range(n):
-        for step, argument, _ in pickletools.genops(stream):
-            steps += 1
-            tuples += step.name.startswith("TUPLE")
-            # The memo has a place for every number up to the largest.
-            place = argument if isinstance(argument, int) and "PUT" in step.name else 0
-            if step.name == "LONG4" or max(steps, place) > MOST_STEPS or tuples > MOST_TUPLES:
-                raise ValueError("its pickle is too large")
+class _File:
+    """A mapped file, and where its storages are."""
+
+    def __init__(self, content: mmap.mmap) -> None:
+        self._content = content
+        # By key: an element's bytes, as the pickle says; the storage's offset and size in the file.
+        self._sizes: dict[str, int] = {}
+        self._places: dict[str, tuple[int, int]] = {}
+        self._storages: dict[str, Tensor] = {}
+
+    def value(self, file: IO[bytes]) -> Any:
+        """The file's value; ``file``: the same, open."""
+        if self._content[: len(ZIP)] == ZIP:
+            return self._zipped(file)
+        if self._content[: len(OLD)] == OLD:
+            return self._old()
+        return self._unpickled(0)[0]
+
+    def storage(self, dtype: torch.dtype, key: str, numel: int) -> Tensor:
+        """All values of a storage, in one dimension."""
+        if key not in self._storages:
+            start, size = self._places[key]
+            if size != numel * dtype.itemsize:
+                raise ValueError(f"{numel:,} values claimed for {size:,} bytes")
+            self._storages[key] = (
+                torch.frombuffer(self._content, dtype=dtype, count=numel, offset=start)
+                if numel
+                else torch.empty(0, dtype=dtype)
+            )
+        return self._storages[key]
+
+    def _zipped(self, file: IO[bytes]) -> Any:
+        members = {member.filename: member for member in zipfile.ZipFile(file).infolist()}
+        name = next(name for name in members if name.endswith("/data.pkl"))
+        places = {name: self._place(member) for name, member in members.items()}
+        root = name.removesuffix("data.pkl")
+        start, size = places.get(f"{root}byteorder", (0, 0))
+        if self._content[start : start + size] == b"big":
+            raise ValueError("saved on a big-endian machine")
+        value, _ = self._unpickled(*places[name])
+        self._places = {key: places[f"{root}data/{key}"] for key in self._sizes}
+        return value
+
+    def _place(self, member: zipfile.ZipInfo) -> tuple[int, int]:
+        """Offset and size of a member of an archive."""
+        if member.compress_type != zipfile.ZIP_STORED:
+            raise ValueError(f"{member.filename[:40]} is compressed, which torch.save never does")
+        name, extra = struct.unpack_from("<HH", self._content, member.header_offset + 26)
+        return member.header_offset + 30 + name + extra, member.file_size
+
+    def _old(self) -> Any:
+        """The format before torch 1.6: pickles one after another, then the storages."""
+        at = 0
+        for _ in ("number", "version", "system"):
+            _, at = self._unpickled(at)
+        value, at = self._unpickled(at)
+        keys, at = self._unpickled(at)
+        for key in keys:
+            (numel,) = struct.unpack_from("<Q", self._content, at)
+            self._places[key] = (at + 8, numel * self._sizes[key])
+            at += 8 + numel * self._sizes[key]
+        return value
+
+    def _unpickled(self, start: int, size: int = pickles.LIMIT) -> tuple[Any, int]:
+        """The value of the pickle that begins at ``start``, and where it ends."""
+        content = self._content[start : start + min(size, pickles.LIMIT)]
+        value, end = pickles.load(content, _stand_in, self._persistent)
+        return value, start + end
+
+    def _persistent(self, saved: Any) -> object:
+        if saved[0] == "module":
+            # A class with its source, before version 1.6.
+            return saved[1]
+        _, dtype, key, _, _, *view = saved
+        if view not in ([], [None]) or not isinstance(key, str):
+            raise ValueError("a storage inside another")
+        self._sizes[key] = dtype.itemsize
+        return self, saved
