@@ -180,7 +180,7 @@ def test_folders(source: Path, tmp_path: Path) -> None:
             memspan.convert(name, tmp_path / "out")
     assert set(KINDS) == set(get_args(KindName))
     run = memspan.convert(source, tmp_path / "deep" / "run")
-    with pytest.raises(MemspanError, match="is a run of memspan already"):
+    with pytest.raises(MemspanError, match="not a checkpoint that memspan knows"):
         memspan.convert(run, tmp_path / "out")
     with pytest.raises(MemspanError, match="exists already: choose another folder"):
         memspan.convert(source, tmp_path)
