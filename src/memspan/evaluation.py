@@ -235,12 +235,10 @@ def _before(
 
 def _writing(path: Path, rows: np.ndarray) -> Losses:
     """Adds each token's loss to a new file, in JSON Lines; streams begin at ``rows [B]``."""
-    try:
-        path.open("x").close()
-    except FileExistsError:
-        raise MemspanError(f"{path} exists: give --per-token another path") from None
-    except OSError as error:
-        raise MemspanError(f"cannot write {path} ({error.strerror}): check --per-token") from None
+    if path.exists():
+        raise MemspanError(f"{path} exists: give --per-token another path")
+    if not path.parent.is_dir():
+        raise MemspanError(f"there is no folder {path.parent}: check --per-token")
     first = torch.from_numpy(rows)[:, None]
 
     def each(segment: Segment, losses: Tensor) -> None:
