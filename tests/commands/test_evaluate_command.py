@@ -128,4 +128,6 @@ def test_losses_of_all_tokens_are_written(
     impossible = ["--batch-size", "999", "--per-token", "none.jsonl"]
     assert "lower" in refused(capsys, "evaluate", "run", "--tokens", "50", *impossible)
     assert not Path("none.jsonl").exists()
-    assert "No such file" in refused(capsys, "evaluate", "run", *how, "no/folder.jsonl")
+    assert "no folder no: check --per-token" in refused(
+        capsys, "evaluate", "run", *how, "no/x.jsonl"
+    )
