@@ -75,14 +75,24 @@ def _no_gradients(tensors: Sequence[Tensor]) -> bool:
     )
 
 
+_ONE_TOKEN = struct.Struct("3l 8l")
+"""``OneToken`` in C."""
+
+
 def _read_one(tensors: Sequence[Tensor], out: Tensor | None) -> tuple[Tensor, Tensor]:
-    """A single token with a decay: building a graph would take most of its time."""
-    given = _laid_out(tensors)
-    y, after = torch.empty_like(given[2]), out
+    """A single token with a decay: a graph and views would take most of its time."""
+    q, k, v, before, beta, log_decay = [t.contiguous() for t in tensors]
+    y, after = torch.empty_like(v), out
     if after is None or not after.is_contiguous():
-        after = torch.empty_like(given[3])
-    named = dict(zip(_GIVEN, given, strict=True))
-    _run("forward", named | {"y": y, "after": after}, (0, None, SAVE_EVERY))
+        after = torch.empty_like(before)
+    batch, n_heads, _, width = k.shape
+    _, n_value_heads, _, value_width = v.shape
+    sizes = (n_value_heads // n_heads, width, value_width)
+    pointers = [t.data_ptr() for t in (q, k, v, beta, log_decay, y, before, after)]
+    code = compiler.functions(SOURCE, v.dtype, False)
+    assert code is not None
+    one_token = (_ONE_TOKEN.pack(*sizes, *pointers),)
+    in_shares(code.one_token, one_token, batch * n_heads, before.numel())
     return y, after
 
 

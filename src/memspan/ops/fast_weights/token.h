@@ -70,6 +70,27 @@ static int forward_tokens(const Loop *f, long first, long end) {
     return 1;
 }
 
+/* All contiguous: [heads of all rows, .]. */
+typedef struct {
+    long share, K, V;
+    const REAL *q, *k, *v, *beta, *log_decay;
+    REAL *y;
+    const REAL *before;
+    REAL *after; /* may be `before` */
+} OneToken;
+
+/* Heads of keys first .. end - 1 of all rows. */
+int one_token(const OneToken *f, long first, long end) {
+    long K = f->K, V = f->V;
+    for (long r = first; r < end; r++)
+        for (long head = r * f->share; head < (r + 1) * f->share; head++)
+            token_of(
+                f->y + head * V, NULL, f->after + head * K * V, f->before + head * K * V, f->k + r * K,
+                f->q + r * K, f->v + head * V, exp(f->log_decay[head]), f->beta[head], K, V
+            );
+    return 1;
+}
+
 /* ----- One token of every row through all layers of a Gated DeltaNet, without gradients */
 
 /* Of a layer, beside what the stack has. */
