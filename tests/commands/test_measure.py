@@ -14,7 +14,7 @@ import command_line
 import memspan
 from command_line import refused
 from memspan import cli
-from memspan.measurement import attention, repeats, span, statistics
+from memspan.measurement import inside, repeats, span, statistics
 from memspan.measurement.report import Report, printed
 
 TEXT = command_line.TEXT.decode()
@@ -32,7 +32,7 @@ def train(name: str, *more: str) -> None:
 @pytest.fixture(autouse=True)
 def one_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each measurement: no test depends on time."""
-    for module, most in ((span, "TARGETS"), (repeats, "STRINGS"), (attention, "TOKENS")):
+    for module, most in ((span, "TARGETS"), (repeats, "STRINGS"), (inside, "TOKENS")):
         monkeypatch.setattr(module, f"MOST_{most}", 1)
 
 
