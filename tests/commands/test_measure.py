@@ -14,7 +14,7 @@ import command_line
 import memspan
 from command_line import refused
 from memspan import cli
-from memspan.measurement import attention, repeats, span, statistics
+from memspan.measurement import inside, repeats, span, statistics
 from memspan.measurement.report import Report, printed
 
 TEXT = command_line.TEXT.decode()
@@ -32,7 +32,7 @@ def train(name: str, *more: str) -> None:
 @pytest.fixture(autouse=True)
 def one_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each measurement: no test depends on time."""
-    for module, most in ((span, "TARGETS"), (repeats, "STRINGS"), (attention, "TOKENS")):
+    for module, most in ((span, "TARGETS"), (repeats, "STRINGS"), (inside, "TOKENS")):
         monkeypatch.setattr(module, f"MOST_{most}", 1)
 
 
@@ -73,21 +73,6 @@ def test_a_loss_that_rises_with_history_is_said(run: Path) -> None:
     rising = dataclasses.replace(found.span, points=(*points, low, last))
     (note,) = Report([dataclasses.replace(found, span=rising)]).notes
     assert "lowest with 32 tokens" in note
-
-
-def test_bad_input_is_one_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("tiny.txt").write_text("tiny")
-    Path("empty").mkdir()
-    for arguments, says in [
-        ("run --budget 1e-9", "too small to measure anything of run"),
-        ("run --budget 0", "budget must be more than 0"),
-        ("run --corpus tiny.txt", "needs at least 32"),
-        ("no-run", "no-run"),
-        ("empty", "neither a run"),
-        ("run --out text.txt", "--out text.txt is not a folder"),
-        ("run --tokenizer bytes", "has its own tokeniser"),
-    ]:
-        assert says in refused(capsys, "measure", *arguments.split())
 
 
 def test_a_short_text_is_measured_as_far_as_it_goes(
@@ -259,23 +244,30 @@ def test_a_model_by_its_object_and_of_other_tokens(run: Path) -> None:
     assert not any("documents" in line for line in one.left_out)
 
 
-@pytest.mark.parametrize(
-    ("name", "line"),
-    [
-        ("few", "has 64 tokens and no tokeniser, and bytes are 256: give its tokeniser"),
+def test_bad_input_is_one_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("tiny.txt").write_text("tiny")
+    Path("empty").mkdir()
+    Path("models.py").write_text(MODELS)
+    for arguments, says in [
+        ("run --budget 1e-9", "too small to measure anything of run"),
+        ("run --budget 0", "budget must be more than 0"),
+        ("run --corpus tiny.txt", "needs at least 32"),
+        ("no-run", "no-run"),
+        ("empty", "neither a run"),
+        ("run --out text.txt", "--out text.txt is not a folder"),
+        ("run --tokenizer bytes", "has its own tokeniser"),
+        ("models.py:few", "has 64 tokens and no tokeniser, and bytes are 256: give its tokeniser"),
         (
-            "few --tokenizer bytes",
+            "models.py:few --tokenizer bytes",
             "has 64 tokens, but this tokeniser gives the text others",
         ),
-        ("headless", "where logits are [B, T, 256]: give one with a language model's head"),
-        ("vectors", "reads vectors, and a text is tokens: give a language model"),
-        ("made --precision bfloat16", "is not a run: drop --precision"),
-        ("made --field body --corpus text.txt", "drop it"),
-        ("made --tokenizer missing.json", "cannot read missing.json"),
-    ],
-)
-def test_models_that_cannot_be_measured(
-    capsys: pytest.CaptureFixture[str], name: str, line: str
-) -> None:
-    Path("models.py").write_text(MODELS)
-    assert line in refused(capsys, "measure", *f"models.py:{name}".split())
+        (
+            "models.py:headless",
+            "where logits are [B, T, 256]: give one with a language model's head",
+        ),
+        ("models.py:vectors", "reads vectors, and a text is tokens: give a language model"),
+        ("models.py:made --precision bfloat16", "is not a run: drop --precision"),
+        ("models.py:made --field body --corpus text.txt", "drop it"),
+        ("models.py:made --tokenizer missing.json", "cannot read missing.json"),
+    ]:
+        assert says in refused(capsys, "measure", *arguments.split())

@@ -12,7 +12,7 @@ from twins import RUNS
 from verbs import VERBS, Journey, travel
 
 import memspan
-from memspan.measurement import attention, repeats, report, span
+from memspan.measurement import inside, repeats, report, span
 from memspan.runs.folder import SHIPPED
 
 pytestmark = pytest.mark.hardening
@@ -47,7 +47,7 @@ def test_a_journey(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     # One round of each measurement: no test depends on time. Drawing takes seconds.
-    for module, most in ((span, "TARGETS"), (repeats, "STRINGS"), (attention, "TOKENS")):
+    for module, most in ((span, "TARGETS"), (repeats, "STRINGS"), (inside, "TOKENS")):
         monkeypatch.setattr(module, f"MOST_{most}", 1)
     monkeypatch.setattr(report, "picture", lambda *_: b"")
     travel(verb, Journey(name, made, text, own_folders, capsys))

@@ -9,11 +9,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 from memspan.errors import MemspanError
-from memspan.measurement import attention, memory_length, repeats, retention, span
-from memspan.measurement.attention import Attention
+from memspan.measurement import inside, memory_length, repeats, span
+from memspan.measurement.inside import Attention, Retention
 from memspan.measurement.memory_length import MemoryLength
 from memspan.measurement.repeats import Repeats
-from memspan.measurement.retention import Retention
 from memspan.measurement.span import Span
 from memspan.measurement.stateful import TEXT, name_of, subject_of
 from memspan.measurement.subject import Budget, RunSubject, Subject
@@ -238,16 +237,15 @@ class _Measuring:
         if not isinstance(subject, RunSubject):
             self.left_out.append("memory length, attention, values: for runs of memspan")
         else:
-            if attention.exists(subject):
-                found["attention"] = self._last(
-                    "attention", 0.6, partial(attention.measured, subject, longest)
-                )
-            if retention.exists(subject):
+            backbone = subject.model.backbone
+            if inside.exists(subject, backbone.attention_weights):
+                measured = partial(inside.attention, subject, longest)
+                found["attention"] = self._last("attention", 0.6, measured)
+            if inside.exists(subject, backbone.write_retention):
                 # History, a value, and as many tokens after it.
                 most = min(longest, len(subject.tokens) // 2 - 2)
-                found["retention"] = self._last(
-                    "values", 1.0, partial(retention.measured, subject, most)
-                )
+                kept = partial(inside.retention, subject, most)
+                found["retention"] = self._last("values", 1.0, kept)
         return found | {
             "left_out": tuple(self.left_out),
             "interrupted": self.interrupted,
