@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from memspan.converters.convert import Checkpoint
-from memspan.converters.names import Names, distance_table, item, linear, one, upside_down
+from memspan.converters.names import Names, distance_table, item, module, one, upside_down
 from memspan.converters.options import Options
 from memspan.converters.tensors import load_tensors, read_json, shape_of
 from memspan.converters.vocabulary import numbers
@@ -30,13 +30,10 @@ from memspan.errors import MemspanError
 from memspan.files.disk import open_regular, read_limited
 from memspan.models import LanguageModel
 from memspan.models.compressive.config import CompressiveConfig
-from memspan.models.compressive.model import Compressive
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.feedback.config import FeedbackConfig
-from memspan.models.feedback.model import Feedback
 from memspan.models.options import BackboneConfig, EmbeddingConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig
-from memspan.models.transformer_xl.model import TransformerXL
 from memspan.runs.options import RunConfig
 
 LIMIT = 1 << 20
@@ -51,7 +48,7 @@ def read(folder: Path) -> Checkpoint:
     at = _latest(folder)
     path = at / "info.json"
     tensors = _tensors(path)
-    options = Options(*_options(folder))
+    options = _options(folder / "configs.yaml")
     sign = next((sign for sign in KINDS if sign in tensors), None)
     if sign is None:
         raise MemspanError(
@@ -111,21 +108,15 @@ def _array(path: Path) -> Tensor:
         ) from None
 
 
-def _options(folder: Path) -> tuple[dict[str, Any], str]:
-    """The run's options, and the file that they come from."""
-    path = folder / "configs.yaml"
-    try:
-        text = read_limited(path, LIMIT).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise MemspanError(f"cannot read {path} ({error}): check the file") from None
-    return _numbers(text), str(path)
-
-
-def _numbers(text: str) -> dict[str, Any]:
+def _options(path: Path) -> Options:
     """The options that are numbers, of a YAML file in the shape that labml writes.
 
     An option is a line ``name:``, and its value an indented one, ``computed: 128``.
     """
+    try:
+        text = read_limited(path, LIMIT).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise MemspanError(f"cannot read {path} ({error}): check the file") from None
     found: dict[str, Any] = {}
     option = None
     for line in text.splitlines():
@@ -135,7 +126,7 @@ def _numbers(text: str) -> dict[str, Any]:
             value := re.fullmatch(r"\s+computed: (-?\d{1,18}(\.\d{1,18})?(e-?\d\d?)?)\s*", line)
         ):
             found[option] = float(value[1]) if value[2] or value[3] else int(value[1])
-    return found
+    return Options(found, str(path))
 
 
 def _sizes(tensors: dict[str, Tensor], path: Path) -> Sizes:
@@ -247,6 +238,39 @@ def _vocabulary(folder: Path, n_tokens: int) -> tuple[Tokenizer, list[str]]:
     return CharacterTokenizer(characters, others=False), []
 
 
+FEED_FORWARD = {
+    "norm_ff": "feed_forward_norm",
+    "feed_forward.layer1": "feed_forward.inner",
+    "feed_forward.layer2": "feed_forward.outer",
+}
+RELATIVE = FEED_FORWARD | {
+    "norm_self_attn": "attention_norm",
+    "self_attn.query.linear": "attention.query",
+    "self_attn.key.linear": "attention.key",
+    "self_attn.value.linear": "attention.value",
+    "self_attn.output": "attention.output",
+}
+MODULES: dict[type, dict[str, str]] = {
+    TransformerXLConfig: RELATIVE,
+    CompressiveConfig: RELATIVE | {"compress.conv": "compression"},
+    FeedbackConfig: FEED_FORWARD
+    | {
+        "norm_self_attn": "attention_norm",
+        "attn.query.linear": "query",
+        "attn.output": "output",
+    },
+    FastWeightsConfig: FEED_FORWARD
+    | {
+        "attn.query.linear": "attention.query",
+        "attn.key.linear": "attention.key",
+        "attn.value.linear": "attention.value",
+        "attn.interpolation_weight.0.linear": "attention.beta",
+        "attn.output": "attention.output",
+    },
+}
+"""By our options: the modules of each of their layers, and ours."""
+
+
 def names(model: LanguageModel, p: int) -> Names:
     """labml's names of tensors in terms of ``model``.
 
@@ -257,67 +281,29 @@ def names(model: LanguageModel, p: int) -> Names:
         "src_embed.weight": one(model.embedding.tables[0]),
         "generator.weight": one(model.head.tables[0]),
         "generator.bias": one(model.head.biases[0]),
-        **linear("transformer.norm", backbone.final_norm),
+        **module("transformer.norm", backbone.final_norm),
     }
+    kind = type(backbone.config)
     for n, layer in enumerate(backbone.stack()):
         here = f"transformer.layers.{n}"
-        rows |= linear(f"{here}.norm_ff", layer.feed_forward_norm)
-        rows |= linear(f"{here}.feed_forward.layer1", layer.feed_forward.inner)
-        rows |= linear(f"{here}.feed_forward.layer2", layer.feed_forward.outer)
-    if isinstance(backbone, TransformerXL | Compressive):
-        return rows | _relative_names(backbone, p)
-    return rows | (
-        _feedback_names(backbone)
-        if isinstance(backbone, Feedback)
-        else _fast_weights_names(backbone)
-    )
-
-
-def _relative_names(backbone: TransformerXL | Compressive, p: int) -> Names:
-    rows: Names = {}
-    for n, layer in enumerate(backbone.stack()):
-        attention, here = layer.attention, f"transformer.layers.{n}"
-        rows |= linear(f"{here}.norm_self_attn", layer.attention_norm)
-        rows[f"{here}.self_attn.query.linear.weight"] = one(attention.query.weight)
-        rows[f"{here}.self_attn.key.linear.weight"] = one(attention.key.weight)
-        rows |= linear(f"{here}.self_attn.value.linear", attention.value)
-        rows |= linear(f"{here}.self_attn.output", attention.output)
-        rows[f"{here}.self_attn.query_pos_bias"] = item(backbone.content_bias, n)
-        rows[f"{here}.self_attn.key_pos_embeddings"] = distance_table(attention.position_keys, p)
-        rows[f"{here}.self_attn.key_pos_bias"] = distance_table(attention.position_scores, p)
-        if getattr(layer, "compression", None) is not None:
-            rows |= linear(f"{here}.compress.conv", layer.compression)
-    return rows
-
-
-def _feedback_names(backbone: Any) -> Names:
-    shared = backbone.config.projections == "shared"
-    rows: Names = {"transformer.weights": one(backbone.layer_weights)}
-    for n, layer in enumerate(backbone.stack()):
-        here = f"transformer.layers.{n}"
-        rows |= linear(f"{here}.norm_self_attn", layer.attention_norm)
-        rows |= linear(f"{here}.attn.output", layer.output)
-        rows[f"{here}.attn.query.linear.weight"] = one(layer.query.weight)
-        rows[f"{here}.attn.query_pos_bias"] = one(layer.content_bias)
-        # Their tables begin with the farthest.
-        rows[f"{here}.attn.key_pos_embeddings"] = upside_down(layer.position_keys)
-        rows[f"{here}.attn.key_pos_bias"] = upside_down(layer.position_scores)
-    for n in range(1 if shared else len(backbone.layers)):
-        there = "transformer." if shared else f"transformer.layers.{n}.attn."
-        rows[f"{there}key.linear.weight"] = one(backbone.key[n].weight)
-        rows[f"{there}value.linear.weight"] = one(backbone.value[n].weight)
-        if not shared:
-            rows[f"{there}value.linear.bias"] = one(backbone.value[n].bias)
-    return rows
-
-
-def _fast_weights_names(backbone: Any) -> Names:
-    rows: Names = {}
-    for n, layer in enumerate(backbone.stack()):
-        attention, here = layer.attention, f"transformer.layers.{n}.attn"
-        rows[f"{here}.query.linear.weight"] = one(attention.query.weight)
-        rows[f"{here}.key.linear.weight"] = one(attention.key.weight)
-        rows[f"{here}.value.linear.weight"] = one(attention.value.weight)
-        rows[f"{here}.interpolation_weight.0.linear.weight"] = one(attention.beta.weight)
-        rows |= linear(f"{here}.output", attention.output)
+        for theirs, ours in MODULES[kind].items():
+            rows |= module(f"{here}.{theirs}", layer.get_submodule(ours))
+        if kind is FeedbackConfig:
+            rows[f"{here}.attn.query_pos_bias"] = one(layer.content_bias)
+            # Their tables begin with the farthest.
+            rows[f"{here}.attn.key_pos_embeddings"] = upside_down(layer.position_keys)
+            rows[f"{here}.attn.key_pos_bias"] = upside_down(layer.position_scores)
+        elif kind is not FastWeightsConfig:
+            attention = layer.attention
+            rows[f"{here}.self_attn.query_pos_bias"] = item(backbone.content_bias, n)
+            rows[f"{here}.self_attn.key_pos_embeddings"] = distance_table(
+                attention.position_keys, p
+            )
+            rows[f"{here}.self_attn.key_pos_bias"] = distance_table(attention.position_scores, p)
+    if kind is FeedbackConfig:
+        rows["transformer.weights"] = one(backbone.layer_weights)
+        shared = backbone.config.projections == "shared"
+        for n, (key, value) in enumerate(zip(backbone.key, backbone.value, strict=True)):
+            there = "transformer" if shared else f"transformer.layers.{n}.attn"
+            rows |= module(f"{there}.key.linear", key) | module(f"{there}.value.linear", value)
     return rows
