@@ -120,7 +120,7 @@ def test_wikitext_has_the_splits_of_its_archive(monkeypatch: pytest.MonkeyPatch)
 def test_enwik8_is_cut_at_its_official_places(monkeypatch: pytest.MonkeyPatch) -> None:
     text = bytes(90_000_000) + b"\1" * 5_000_000 + b"\2" * 5_000_000
     monkeypatch.setattr(named, "_member", lambda source, name: text)
-    splits = named._hundred_million(named.ENWIK8, "enwik8")
+    splits = named._hundred_million(named.ENWIK8)
     assert [len(t) for (t,) in splits.values()] == [90_000_000, 5_000_000, 5_000_000]
     assert [(t.read()[0], t.read()[-1]) for (t,) in splits.values()] == [(0, 0), (1, 1), (2, 2)]
 
