@@ -8,7 +8,6 @@ It does not save a vocabulary: tokens are the sorted characters of the text, whi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,7 +39,6 @@ LIMIT = 1 << 20
 """Maximum size of ``configs.yaml`` in bytes."""
 TEXT = "text.txt"
 """The text that a run was trained on."""
-Sizes = dict[str, Any]
 
 
 def read(folder: Path) -> Checkpoint:
@@ -49,20 +47,14 @@ def read(folder: Path) -> Checkpoint:
     path = at / "info.json"
     tensors = _tensors(path)
     options = _options(folder / "configs.yaml")
-    sign = next((sign for sign in KINDS if sign in tensors), None)
-    if sign is None:
-        raise MemspanError(
-            f"{path} is not of labml_nn's Transformer-XL, Compressive, Feedback or Fast Weights: "
-            f"it has none of {', '.join(KINDS)}"
-        )
-    architecture, make = KINDS[sign]
+    architecture = _architecture(tensors, path)
     # A norm that their Fast Weights layers have and never use.
     if architecture == "fast-weights":
         tensors = {n: t for n, t in tensors.items() if ".norm_self_attn." not in n}
     n_tokens, _ = shape_of(tensors, "src_embed.weight", 2, path)
     tokenizer, about = _vocabulary(folder, n_tokens)
     config = RunConfig(
-        model=make(options, _sizes(tensors, path)),
+        model=_model(architecture, options, tensors, path),
         architecture=architecture,
         data=DataConfig(corpus="tiny-shakespeare", tokenizer=tokenizer.kind),
         embedding=EmbeddingConfig(tie=False, scale=False),
@@ -129,87 +121,73 @@ def _options(path: Path) -> Options:
     return Options(found, str(path))
 
 
-def _sizes(tensors: dict[str, Tensor], path: Path) -> Sizes:
-    """Sizes that follow from the tensors, by our names."""
+FIRST = "transformer.layers.0"
+SIGNS = {
+    f"{FIRST}.compress.conv.weight": "compressive",
+    f"{FIRST}.self_attn.key_pos_embeddings": "transformer-xl",
+    f"{FIRST}.attn.interpolation_weight.0.linear.weight": "fast-weights",
+    "transformer.weights": "feedback",
+}
+"""Our architecture by a tensor that identifies it, the first that is there."""
+
+
+def _architecture(tensors: dict[str, Tensor], path: Path) -> str:
+    found = next((SIGNS[sign] for sign in SIGNS if sign in tensors), None)
+    if found is None:
+        raise MemspanError(
+            f"{path} is not of labml_nn's Transformer-XL, Compressive, Feedback or Fast Weights: "
+            f"it has none of {', '.join(SIGNS)}"
+        )
+    return found
+
+
+def _model(
+    architecture: str, options: Options, tensors: dict[str, Tensor], path: Path
+) -> BackboneConfig:
+    """The model's options; its sizes follow from the tensors."""
     layers = {name.split(".")[2] for name in tensors if name.startswith("transformer.layers.")}
-    first = "transformer.layers.0"
-    kernel = f"{first}.compress.conv.weight"
-    return {
+    dropout, table = options.number("dropout", 0.0), _rows(tensors, ".key_pos_embeddings")
+    common: dict[str, Any] = {
         "n_layers": len(layers),
         "d_model": shape_of(tensors, "src_embed.weight", 2, path)[1],
         "n_heads": _rows(tensors, ".query_pos_bias") or _rows(tensors, "_weight.0.linear.weight"),
-        "d_ff": shape_of(tensors, f"{first}.feed_forward.layer1.weight", 2, path)[0],
-        "table": _rows(tensors, ".key_pos_embeddings"),
-        "rate": shape_of(tensors, kernel, 3, path)[2] if kernel in tensors else 0,
-        "shared": "transformer.key.linear.weight" in tensors,
+        "d_ff": shape_of(tensors, f"{FIRST}.feed_forward.layer1.weight", 2, path)[0],
+        "dropout": dropout,
     }
+    if architecture == "fast-weights":
+        nu = options.integer("nu", 1)
+        return FastWeightsConfig(**common, nu=nu, epsilon=1e-6, norm="feed-forward")
+    common |= {"attention_dropout": dropout, "attention_bias": True}
+    if architecture == "feedback":
+        shared = "transformer.key.linear.weight" in tensors
+        return FeedbackConfig(
+            **common,
+            # They see all that was read in a call, which in training was a segment.
+            memory_length=min(options.integer("seq_len"), table),
+            max_distance=table,
+            projections="shared" if shared else "per-layer",
+            memory_norm=False,
+            # Where keys and values are shared, its values have no bias.
+            value_bias=not shared,
+        )
+    common |= {
+        "memory_length": options.integer("mem_len"),
+        "positions": "learned",
+        "max_distance": table // 2 + 1,
+    }
+    if architecture == "transformer-xl":
+        return TransformerXLConfig(**common)
+    return CompressiveConfig(
+        **common,
+        compressed_length=options.integer("c_mem_len"),
+        compression_rate=shape_of(tensors, f"{FIRST}.compress.conv.weight", 3, path)[2],
+    )
 
 
 def _rows(tensors: dict[str, Tensor], ending: str) -> int:
     """The rows of the first tensor whose name ends so; 0 without one."""
     found = [tensor.shape for name, tensor in tensors.items() if name.endswith(ending)]
     return found[0][0] if found and found[0] else 0
-
-
-def _common(options: Options, sizes: Sizes) -> Sizes:
-    return {
-        **{name: sizes[name] for name in ("n_layers", "d_model", "n_heads", "d_ff")},
-        "dropout": options.number("dropout", 0.0),
-    }
-
-
-def _relative_options(options: Options, sizes: Sizes) -> Sizes:
-    return {
-        **_common(options, sizes),
-        "memory_length": options.integer("mem_len"),
-        "positions": "learned",
-        "max_distance": sizes["table"] // 2 + 1,
-        "attention_bias": True,
-        "attention_dropout": options.number("dropout", 0.0),
-    }
-
-
-def _compressive(options: Options, sizes: Sizes) -> BackboneConfig:
-    return CompressiveConfig(
-        **_relative_options(options, sizes),
-        compressed_length=options.integer("c_mem_len"),
-        compression_rate=sizes["rate"],
-    )
-
-
-def _feedback(options: Options, sizes: Sizes) -> BackboneConfig:
-    return FeedbackConfig(
-        **_common(options, sizes),
-        # They see all that was read in a call, which in training was a segment.
-        memory_length=min(options.integer("seq_len"), sizes["table"]),
-        max_distance=sizes["table"],
-        projections="shared" if sizes["shared"] else "per-layer",
-        memory_norm=False,
-        attention_bias=True,
-        # Where keys and values are shared, its values have no bias.
-        value_bias=not sizes["shared"],
-        attention_dropout=options.number("dropout", 0.0),
-    )
-
-
-KINDS: dict[str, tuple[str, Callable[[Options, Sizes], BackboneConfig]]] = {
-    "transformer.layers.0.compress.conv.weight": ("compressive", _compressive),
-    "transformer.layers.0.self_attn.key_pos_embeddings": (
-        "transformer-xl",
-        lambda options, sizes: TransformerXLConfig(**_relative_options(options, sizes)),
-    ),
-    "transformer.layers.0.attn.interpolation_weight.0.linear.weight": (
-        "fast-weights",
-        lambda options, sizes: FastWeightsConfig(
-            **_common(options, sizes),
-            nu=options.integer("nu", 1),
-            epsilon=1e-6,
-            norm="feed-forward",
-        ),
-    ),
-    "transformer.weights": ("feedback", _feedback),
-}
-"""By a tensor that identifies the model: our architecture, and its options."""
 
 
 def _vocabulary(folder: Path, n_tokens: int) -> tuple[Tokenizer, list[str]]:
