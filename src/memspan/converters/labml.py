@@ -42,7 +42,7 @@ TEXT = "text.txt"
 
 
 def read(folder: Path) -> Checkpoint:
-    """See :data:`~memspan.converters.convert.Read`."""
+    """The checkpoint in a folder."""
     at = _latest(folder)
     path = at / "info.json"
     tensors = _tensors(path)
