@@ -48,6 +48,11 @@ def tensors(change: Callable[[dict[str, Any]], object]) -> Edit:
     return edit
 
 
+def bias(value: torch.Tensor) -> Edit:
+    """The same tensors, but for one."""
+    return tensors(lambda t: t.update({"crit.cluster_bias": value}))
+
+
 def drop(name: str) -> Edit:
     return lambda folder: (folder / name).unlink()
 
@@ -121,15 +126,15 @@ MISTAKES: dict[str, tuple[Edit, str]] = {
     ),
     "a tensor missing": (tensors(lambda t: t.pop("crit.cluster_bias")), "lacks crit.cluster_bias"),
     "a tensor of integers": (
-        tensors(lambda t: t.update({"crit.cluster_bias": torch.zeros(2, dtype=torch.int64)})),
+        bias(torch.zeros(2, dtype=torch.int64)),
         "crit.cluster_bias is of torch.int64",
     ),
     "a sparse tensor": (
-        tensors(lambda t: t.update({"crit.cluster_bias": torch.zeros(2).to_sparse()})),
+        bias(torch.zeros(2).to_sparse()),
         "holds torch._utils._rebuild_sparse_tensor, .* nor a dense tensor",
     ),
     "one value for many": (
-        tensors(lambda t: t.update({"crit.cluster_bias": torch.zeros(1).expand(2)})),
+        bias(torch.zeros(1).expand(2)),
         "crit.cluster_bias is not in the file as it says .2 values of the 1",
     ),
     "tensors that overlap": (
@@ -145,9 +150,7 @@ MISTAKES: dict[str, tuple[Edit, str]] = {
     ),
     "a compressed member": (deflate, "is compressed, which torch.save never does"),
     "weights beyond float32": (
-        tensors(
-            lambda t: t.update({"crit.cluster_bias": torch.tensor([0, 1e300], dtype=torch.float64)})
-        ),
+        bias(torch.tensor([0, 1e300], dtype=torch.float64)),
         "crit.cluster_bias has values .* beyond float32",
     ),
     "ties that do not hold": (

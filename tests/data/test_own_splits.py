@@ -35,16 +35,25 @@ def _sizes(texts: Texts) -> dict[str, int]:
     return {name: sum(map(len, split)) for name, split in load_corpus(texts).splits.items()}
 
 
-def test_each_split_is_all_of_its_text() -> None:
-    texts = {"train": "a.txt", "validation": "v/*.txt", "test": "t.txt"}
-    assert _sizes(texts) == {"train": 1300, "validation": 280, "test": 110}
-    assert load_corpus(texts).record["name"] == "train a.txt, validation v/*.txt, test t.txt"
-
-
-def test_without_validation_the_end_of_the_training_text_serves_as_one() -> None:
-    assert _sizes({"train": "a.txt"}) == {"train": 1170, "validation": 65, "test": 65}
-    later = {"train": "a.txt", "test": "t.txt"}
-    assert _sizes(later) == {"train": 1170, "validation": 130, "test": 110}
+@pytest.mark.parametrize(
+    ("texts", "sizes"),
+    [
+        (
+            {"train": "a.txt", "validation": "v/*.txt", "test": "t.txt"},
+            {"train": 1300, "validation": 280, "test": 110},
+        ),
+        # Without validation the end of the training text serves as one.
+        ({"train": "a.txt"}, {"train": 1170, "validation": 65, "test": 65}),
+        (
+            {"train": "a.txt", "test": "t.txt"},
+            {"train": 1170, "validation": 130, "test": 110},
+        ),
+    ],
+)
+def test_each_split_is_all_of_its_text(texts: dict[str, str], sizes: dict[str, int]) -> None:
+    assert _sizes(texts) == sizes
+    title = ", ".join(f"{split} {name}" for split, name in texts.items())
+    assert load_corpus(texts).record["name"] == title
 
 
 def test_of_what_has_splits_the_one_of_that_name_or_another() -> None:
@@ -67,30 +76,17 @@ def test_a_name_may_have_a_hash() -> None:
     [
         ({"train": "a.txt", "validation": "*.txt"}, "a.txt is both in train, a.txt, and in valid"),
         ({"train": "a.txt#test"}, "a.txt is there, but is not divided into splits: drop #test"),
-        (
-            {"train": "two-plays#tst"},
-            r"no split tst: .*two-plays#train \(train, validation, test\)",
-        ),
+        ({"train": "two-plays#tst"}, r"no split tst: .*two-plays#train \(train, validation, test"),
         ({"train": "a.txt", "validation": "nowhere"}, "no corpus, file, folder or glob 'nowhere'"),
-    ],
-)
-def test_what_is_no_split(texts: dict[str, str], says: str) -> None:
-    with pytest.raises(MemspanError, match=says):
-        load_corpus(texts)
-
-
-@pytest.mark.parametrize(
-    ("texts", "says"),
-    [
         ({"corpus": "a", "train": "b"}, "corpus a would be split, and train b is a split"),
         ({"validation": "b", "test": "c"}, "validation and test go with train"),
         ({"train": "-"}, "standard input can be the corpus"),
         ({"train": "a\n"}, "train's name 'a\\\\n' has control characters"),
     ],
 )
-def test_texts_that_contradict_each_other(texts: dict[str, str], says: str) -> None:
+def test_texts_that_are_no_splits(texts: dict[str, str], says: str) -> None:
     with pytest.raises(MemspanError, match=says):
-        DataConfig(**texts)
+        load_corpus(DataConfig(**texts).texts)
 
 
 def test_a_run_reads_its_own_files(capsys: pytest.CaptureFixture[str]) -> None:

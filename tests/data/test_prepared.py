@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -60,26 +60,28 @@ def test_token_files_keep_tokens_and_documents(tmp_path: Path) -> None:
     assert isinstance(file.tokens, np.memmap)
 
 
-@pytest.mark.parametrize("fault", ["truncated", "flipped", "header", "value", "older", "missing"])
+FAULTS: dict[str, tuple[str, Callable[[bytes], bytes] | None]] = {
+    "truncated": (".bin", lambda content: content[:-1]),
+    "flipped": (".bin", lambda content: content.replace(bytes([50]), bytes([54]))),
+    "missing": (".bin", None),
+    "header": (".json", lambda content: b"{"),
+    "value": (".json", lambda content: content.replace(b'"n_bytes": 100', b'"n_bytes": 300')),
+    "older": (".json", lambda content: content.replace(b"memspan-tokens-", b"memspan-tokens-0")),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 def test_damaged_token_files_are_refused(tmp_path: Path, fault: str) -> None:
     path = tmp_path / "t.bin"
     write_tokens(path, [[(bytes(100), np.arange(100))]], ByteTokenizer())
-    header = json.loads(path.with_suffix(".json").read_text())
-    content = bytearray(path.read_bytes())
-    if fault == "truncated":
-        path.write_bytes(content[:-1])
-    elif fault == "flipped":
-        content[50] ^= 4
-        path.write_bytes(content)
-    elif fault == "header":
-        path.with_suffix(".json").write_text("{")
-    elif fault == "older":
-        older = json.dumps(header | {"format": "memspan-tokens-1"})
-        path.with_suffix(".json").write_text(older)
-    elif fault == "value":
-        path.with_suffix(".json").write_text(json.dumps(header | {"n_bytes": 300}))
+    suffix, edit = FAULTS[fault]
+    file = path.with_suffix(suffix)
+    if edit is None:
+        file.unlink()
     else:
-        path.unlink()
+        before = file.read_bytes()
+        file.write_bytes(edit(before))
+        assert file.read_bytes() != before
     with pytest.raises(MemspanError, match="prepare the corpus again"):
         read_tokens(path)
 

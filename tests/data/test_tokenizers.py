@@ -32,16 +32,11 @@ def test_what_is_encoded_is_decoded(kind: str, tmp_path: Path) -> None:
     assert "".join(decoder.push(int(i)) for i in ids) == TEXT
 
 
-def test_chunks_that_are_no_utf8_are_refused_with_their_place() -> None:
+def test_unseen_characters_are_unknown_and_other_bytes_refused_with_their_place() -> None:
     tokenizer = train_tokenizer("characters", [b"abc"])
+    assert tokenizer.encode("abz€".encode()).tolist() == [1, 2, 0, 0]
     with pytest.raises(MemspanError, match=r"not UTF-8 \(byte 6\)"):
         list(tokenizer.encode_stream([b"abc\xc3", b"\xa9c\xff", b"abc"]))
-
-
-@given(st.binary(max_size=200))
-def test_any_bytes_survive(text: bytes) -> None:
-    tokenizer = ByteTokenizer()
-    assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def test_words_are_ranked_and_limited() -> None:
@@ -51,11 +46,6 @@ def test_words_are_ranked_and_limited() -> None:
     assert {"<eos>", "<unk>"} <= set(tokenizer.words)
     assert len(tokenizer.words) == 5
     assert tokenizer.decode(tokenizer.encode(b"a b\nzebra a\n")) == b"a b\n<unk> a\n"
-
-
-def test_unseen_characters_are_unknown() -> None:
-    tokenizer = train_tokenizer("characters", [b"abc"])
-    assert tokenizer.encode("abz€".encode()).tolist() == [1, 2, 0, 0]
 
 
 def test_a_damaged_tokenizer_is_refused(tmp_path: Path) -> None:
@@ -71,9 +61,10 @@ def test_a_damaged_tokenizer_is_refused(tmp_path: Path) -> None:
         load_tokenizer(tmp_path / "nowhere")
 
 
-@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
-def test_streamed_bytes_never_show_half_a_character(text: str) -> None:
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=30), st.binary())
+def test_streamed_bytes_never_show_half_a_character(text: str, any_bytes: bytes) -> None:
     tokenizer = ByteTokenizer()
+    assert tokenizer.decode(tokenizer.encode(any_bytes)) == any_bytes
     decoder = tokenizer.stream_decoder()
     pieces = [decoder.push(int(i)) for i in tokenizer.encode(text.encode())]
     # A character comes with its last byte, and nothing comes before.
@@ -96,13 +87,11 @@ def test_text_that_is_not_utf8_says_what_to_do(kind: str) -> None:
         tokenizer.encode(b"\xe9t\xe9")
 
 
-def test_subwords_need_room_for_every_byte() -> None:
+def test_what_subwords_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for every byte, and an extra."""
     with pytest.raises(MemspanError, match="at least 256"):
         train_tokenizer("subwords", [b"abc"], 255)
     assert train_tokenizer("subwords", [b"abc " * 9], 256).vocab_size == 256
-
-
-def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(MemspanError, match="pip install tokenizers"):
         train_tokenizer("subwords", [b"abc"])

@@ -88,27 +88,6 @@ def test_a_changed_file_is_unpacked_anew(tmp_path: Path, monkeypatch: pytest.Mon
     assert b"".join(_documents(path)) == b"new\n"
 
 
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ('{"text": "a"', r"line 2 is not JSON \(Expecting ',' delimiter\)"),
-        ("[" * 100_000, "line 2 is not JSON"),
-        (
-            '{"id": 1, "title": "a"}',
-            "line 2 has no 'text'; it has 'id', 'title': .*--data.field.* --field",
-        ),
-        ('{"text": 5}', "line 2: text is of type int, not text"),
-        ('{"text": "\\ud800"}', "half a surrogate pair"),
-    ],
-)
-def test_bad_lines_are_refused_by_number(tmp_path: Path, line: str, says: str) -> None:
-    path = tmp_path / "t.jsonl"
-    path.write_text('{"text": "fine"}\n' + line)
-    with pytest.raises(MemspanError, match=says) as refusal:
-        load_corpus(str(path))
-    assert "\n" not in str(refusal.value)
-
-
 @pytest.mark.parametrize("name", ["t.txt.gz", "t.jsonl.gz"])
 def test_zipped_files_that_are_cut_short(tmp_path: Path, name: str) -> None:
     lines = "".join(json.dumps({"text": str(n**5)}) + "\n" for n in range(3000))
@@ -149,23 +128,36 @@ def test_each_row_of_a_table_is_a_document(tmp_path: Path, name: str, separator:
     assert [document.read() for document in split] == [said, b"two\r\nlines\n", b""]
 
 
+FINE = b'{"text": "fine"}\n'
+
+
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("name", "content", "says"),
     [
+        ("t.jsonl", FINE + b'{"text": "a"', r"line 2 is not JSON \(Expecting ',' delimiter\)"),
+        ("t.jsonl", FINE + b"[" * 100_000, "line 2 is not JSON"),
         (
+            "t.jsonl",
+            FINE + b'{"id": 1, "title": "a"}',
+            "line 2 has no 'text'; it has 'id', 'title': .*--data.field.* --field",
+        ),
+        ("t.jsonl", FINE + b'{"text": 5}', "line 2: text is of type int, not text"),
+        ("t.jsonl", FINE + b'{"text": "\\ud800"}', "half a surrogate pair"),
+        (
+            "t.csv",
             b"id,body\n1,a\n",
             "t.csv has no 'text'; it has 'id', 'body': .*--data.field.*, or call it .txt",
         ),
-        (b"id,text\n1,a,b\n", "line 2 has 3 columns, the first line 2: quote texts with ','"),
-        (b'text\n"a"b\n', r"line 2 is not valid \(.*\): double the quotes"),
-        (b'text\n"a\n', r"is not valid \(.unexpected end of data.\)"),
-        (b"text\ncaf\xe9\n", "t.csv is not UTF-8"),
-        (b"", "t.csv is empty"),
-        (b"text,text\n1,a\n", "has several columns 'text': rename all but one"),
+        ("t.csv", b"id,text\n1,a,b\n", "line 2 has 3 columns, the first line 2: quote texts with"),
+        ("t.csv", b'text\n"a"b\n', r"line 2 is not valid \(.*\): double the quotes"),
+        ("t.csv", b'text\n"a\n', r"is not valid \(.unexpected end of data.\)"),
+        ("t.csv", b"text\ncaf\xe9\n", "t.csv is not UTF-8"),
+        ("t.csv", b"", "t.csv is empty"),
+        ("t.csv", b"text,text\n1,a\n", "has several columns 'text': rename all but one"),
     ],
 )
-def test_tables_that_are_none_are_refused(tmp_path: Path, content: bytes, says: str) -> None:
-    (tmp_path / "t.csv").write_bytes(content)
+def test_bad_records_are_refused(tmp_path: Path, name: str, content: bytes, says: str) -> None:
+    (tmp_path / name).write_bytes(content)
     with pytest.raises(MemspanError, match=says) as refusal:
-        load_corpus(str(tmp_path / "t.csv"))
+        load_corpus(str(tmp_path / name))
     assert "\n" not in str(refusal.value)

@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from memspan.commands.parsing import parsed
-from memspan.data.options import FIELD_HELP, TOKENIZER_HELP, DataConfig
+from memspan.data.options import DataConfig
 from memspan.errors import MemspanError
 
 USAGE = """\
@@ -47,22 +47,22 @@ class ListArguments:
     """Print one JSON list."""
 
 
+CORPUS_HELP = (
+    "A named corpus, file, folder or glob, or hf:NAME; see --data.corpus of memspan train."
+)
+
+
 @dataclass(frozen=True)
-class PrepareArguments:
+class PrepareArguments(DataConfig):
     """Download a corpus into the cache and tokenise it."""
 
-    corpus: Annotated[str | None, tyro.conf.Positional] = None
-    """A named corpus, file, folder or glob, or hf:NAME; see --data.corpus of memspan train."""
-    train: str | None = None
-    """Instead of CORPUS, the text to train on; as in memspan train."""
-    validation: str | None = None
-    """The text to validate with, used with --train."""
-    test: str | None = None
-    """A text for testing, used with --train."""
-    field: Annotated[str, tyro.conf.arg(help=FIELD_HELP)] = "text"
-    tokenizer: Annotated[str, tyro.conf.arg(help=TOKENIZER_HELP)] = "bytes"
-    vocab_size: int | None = None
-    """Largest vocabulary, for words and subwords (None: words 300,000, subwords 8,192)."""
+    corpus: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(help=CORPUS_HELP)] = None
+    document_reset: tyro.conf.Suppress[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.corpus is None and self.train is None:
+            raise MemspanError("corpus is missing: name one, or a text with --train")
+        super().__post_init__()
 
 
 def data(arguments: list[str]) -> None:
@@ -91,12 +91,9 @@ def _list(options: ListArguments) -> None:
         print(f"{'':<{width}}  {', '.join(row['splits'])}\n{'':<{width}}  {row['state']}")
 
 
-def _prepare(options: PrepareArguments) -> None:
+def _prepare(config: PrepareArguments) -> None:
     from memspan.data.prepared import prepare
 
-    if options.corpus is None and options.train is None:
-        raise MemspanError("corpus is missing: name one, or a text with --train")
-    config = DataConfig(**vars(options))
     prepared = prepare(config.texts, config.tokenizer, config.vocab_size, field=config.field)
     for line in prepared.notices():
         logging.getLogger("memspan").warning(line)

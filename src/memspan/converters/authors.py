@@ -48,7 +48,7 @@ LONGEST = 200
 
 
 def read(folder: Path) -> Checkpoint:
-    """See :data:`~memspan.converters.convert.Read`."""
+    """The checkpoint in a folder."""
     path = next((folder / name for name in FILES if (folder / name).exists()), None)
     if path is None:
         raise MemspanError(
@@ -164,13 +164,16 @@ def _sizes(tensors: dict[str, Tensor], path: Path) -> dict[str, Any]:
         otherwise = "it is not the authors' model with attn_type 0 and an adaptive or full softmax"
         return shape_of(tensors, name, n_dimensions, path, otherwise)
 
+    def equal(one: str, other: str) -> bool:
+        return one in tensors and other in tensors and torch.equal(tensors[one], tensors[other])
+
     n_heads, width = shape("r_w_bias", 2)
     d_inner, d_model = shape("layers.0.pos_ff.CoreNet.0.weight", 2)
     d_embed = shape("word_emb.emb_layers.0.weight", 2)[1]
     of_layers = {name.split(".")[1] for name in tensors if name.startswith("layers.")}
-    tables = [n for n in tensors if n.startswith("word_emb.emb_layers.")]
-    shared = {n: n.replace("word_emb.emb_layers", "crit.out_layers") for n in tables}
-    projections = sorted(n for n in tensors if n.startswith("crit.out_projs."))
+    tables = [name for name in tensors if name.startswith("word_emb.emb_layers.")]
+    n_projections = sum(name.startswith("crit.out_projs.") for name in tensors)
+    inner = [f"word_emb.emb_projs.{n}" for n in range(n_projections)]
     return {
         "n_head": n_heads,
         "d_head": width,
@@ -179,8 +182,11 @@ def _sizes(tensors: dict[str, Tensor], path: Path) -> dict[str, Any]:
         "d_embed": d_embed,
         "n_layer": len(of_layers),
         "n_token": sum(shape(name, 2)[0] for name in tables),
-        "tie_weight": all(_equal(tensors, ours, theirs) for ours, theirs in shared.items()),
-        "tie_projs": [_projection_tied(tensors, n) for n in range(len(projections))],
+        "tie_weight": all(equal(t, t.replace("word_emb.emb", "crit.out")) for t in tables),
+        "tie_projs": [
+            equal(name if name in tensors else inner[0], f"crit.out_projs.{n}")
+            for n, name in enumerate(inner)
+        ],
         "untie_r": False,
     }
 
@@ -194,13 +200,3 @@ def _cutoffs(tensors: dict[str, Tensor], options: dict[str, Any]) -> list[int] |
         return list(accumulate(rows))[:-1]
     dataset = options.get("dataset")
     return CUTOFFS.get(dataset) if isinstance(dataset, str) else None
-
-
-def _projection_tied(tensors: dict[str, Tensor], n: int) -> bool:
-    own = f"word_emb.emb_projs.{n}"
-    source = own if own in tensors else "word_emb.emb_projs.0"
-    return _equal(tensors, source, f"crit.out_projs.{n}")
-
-
-def _equal(tensors: dict[str, Tensor], one: str, other: str) -> bool:
-    return one in tensors and other in tensors and torch.equal(tensors[one], tensors[other])

@@ -43,11 +43,6 @@ class Checkpoint:
     """Lines for the user: what differs from the original."""
 
 
-Read = Callable[[Path], Checkpoint]
-"""The function ``read`` in the module of each kind: the checkpoint in a folder. It raises
-:class:`MemspanError` where a file is missing, damaged, or of a model that memspan does not have."""
-
-
 NOT_BEGUN: State = {
     "step": 0,
     "best": None,
@@ -84,11 +79,11 @@ def convert(source: str | Path, out: str | Path, *, kind: KindName | None = None
         print(memspan.generate(folder, "The river", tokens=50).text)
     """
     source, out = Path(source), Path(out)
-    read: Read = import_module(f"memspan.converters.{kind_of(source, kind).module}").read
+    reader = import_module(f"memspan.converters.{kind_of(source, kind).module}")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise MemspanError(f"{out} exists already: choose another folder for the run")
     try:
-        found = read(source)
+        found: Checkpoint = reader.read(source)
     except MemspanError as error:
         # Options that no model has say nothing of the file that they are from.
         where = "" if str(source) in str(error) else f"{source}: "

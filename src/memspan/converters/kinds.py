@@ -21,7 +21,7 @@ class Kind:
     """A kind of checkpoint."""
 
     module: str
-    """The module in :mod:`memspan.converters` with the function ``read``."""
+    """The module in :mod:`memspan.converters` whose ``read`` returns the checkpoint in a folder."""
     signs: tuple[str, ...]
     """The files that identify its folders."""
     holds: str

@@ -8,7 +8,6 @@ It does not save a vocabulary: tokens are the sorted characters of the text, whi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from memspan.converters.convert import Checkpoint
-from memspan.converters.names import Names, distance_table, item, linear, one, upside_down
+from memspan.converters.names import Names, distance_table, item, module, one, upside_down
 from memspan.converters.options import Options
 from memspan.converters.tensors import load_tensors, read_json, shape_of
 from memspan.converters.vocabulary import numbers
@@ -30,42 +29,32 @@ from memspan.errors import MemspanError
 from memspan.files.disk import open_regular, read_limited
 from memspan.models import LanguageModel
 from memspan.models.compressive.config import CompressiveConfig
-from memspan.models.compressive.model import Compressive
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.feedback.config import FeedbackConfig
-from memspan.models.feedback.model import Feedback
 from memspan.models.options import BackboneConfig, EmbeddingConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig
-from memspan.models.transformer_xl.model import TransformerXL
 from memspan.runs.options import RunConfig
 
 LIMIT = 1 << 20
 """Maximum size of ``configs.yaml`` in bytes."""
 TEXT = "text.txt"
 """The text that a run was trained on."""
-Sizes = dict[str, Any]
 
 
 def read(folder: Path) -> Checkpoint:
-    """See :data:`~memspan.converters.convert.Read`."""
+    """The checkpoint in a folder."""
     at = _latest(folder)
     path = at / "info.json"
     tensors = _tensors(path)
-    options = Options(*_options(folder))
-    sign = next((sign for sign in KINDS if sign in tensors), None)
-    if sign is None:
-        raise MemspanError(
-            f"{path} is not of labml_nn's Transformer-XL, Compressive, Feedback or Fast Weights: "
-            f"it has none of {', '.join(KINDS)}"
-        )
-    architecture, make = KINDS[sign]
+    options = _options(folder / "configs.yaml")
+    architecture = _architecture(tensors, path)
     # A norm that their Fast Weights layers have and never use.
     if architecture == "fast-weights":
         tensors = {n: t for n, t in tensors.items() if ".norm_self_attn." not in n}
     n_tokens, _ = shape_of(tensors, "src_embed.weight", 2, path)
     tokenizer, about = _vocabulary(folder, n_tokens)
     config = RunConfig(
-        model=make(options, _sizes(tensors, path)),
+        model=_model(architecture, options, tensors, path),
         architecture=architecture,
         data=DataConfig(corpus="tiny-shakespeare", tokenizer=tokenizer.kind),
         embedding=EmbeddingConfig(tie=False, scale=False),
@@ -111,21 +100,15 @@ def _array(path: Path) -> Tensor:
         ) from None
 
 
-def _options(folder: Path) -> tuple[dict[str, Any], str]:
-    """The run's options, and the file that they come from."""
-    path = folder / "configs.yaml"
-    try:
-        text = read_limited(path, LIMIT).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise MemspanError(f"cannot read {path} ({error}): check the file") from None
-    return _numbers(text), str(path)
-
-
-def _numbers(text: str) -> dict[str, Any]:
+def _options(path: Path) -> Options:
     """The options that are numbers, of a YAML file in the shape that labml writes.
 
     An option is a line ``name:``, and its value an indented one, ``computed: 128``.
     """
+    try:
+        text = read_limited(path, LIMIT).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise MemspanError(f"cannot read {path} ({error}): check the file") from None
     found: dict[str, Any] = {}
     option = None
     for line in text.splitlines():
@@ -135,90 +118,76 @@ def _numbers(text: str) -> dict[str, Any]:
             value := re.fullmatch(r"\s+computed: (-?\d{1,18}(\.\d{1,18})?(e-?\d\d?)?)\s*", line)
         ):
             found[option] = float(value[1]) if value[2] or value[3] else int(value[1])
+    return Options(found, str(path))
+
+
+FIRST = "transformer.layers.0"
+SIGNS = {
+    f"{FIRST}.compress.conv.weight": "compressive",
+    f"{FIRST}.self_attn.key_pos_embeddings": "transformer-xl",
+    f"{FIRST}.attn.interpolation_weight.0.linear.weight": "fast-weights",
+    "transformer.weights": "feedback",
+}
+"""Our architecture by a tensor that identifies it, the first that is there."""
+
+
+def _architecture(tensors: dict[str, Tensor], path: Path) -> str:
+    found = next((SIGNS[sign] for sign in SIGNS if sign in tensors), None)
+    if found is None:
+        raise MemspanError(
+            f"{path} is not of labml_nn's Transformer-XL, Compressive, Feedback or Fast Weights: "
+            f"it has none of {', '.join(SIGNS)}"
+        )
     return found
 
 
-def _sizes(tensors: dict[str, Tensor], path: Path) -> Sizes:
-    """Sizes that follow from the tensors, by our names."""
+def _model(
+    architecture: str, options: Options, tensors: dict[str, Tensor], path: Path
+) -> BackboneConfig:
+    """The model's options; its sizes follow from the tensors."""
     layers = {name.split(".")[2] for name in tensors if name.startswith("transformer.layers.")}
-    first = "transformer.layers.0"
-    kernel = f"{first}.compress.conv.weight"
-    return {
+    dropout, table = options.number("dropout", 0.0), _rows(tensors, ".key_pos_embeddings")
+    common: dict[str, Any] = {
         "n_layers": len(layers),
         "d_model": shape_of(tensors, "src_embed.weight", 2, path)[1],
         "n_heads": _rows(tensors, ".query_pos_bias") or _rows(tensors, "_weight.0.linear.weight"),
-        "d_ff": shape_of(tensors, f"{first}.feed_forward.layer1.weight", 2, path)[0],
-        "table": _rows(tensors, ".key_pos_embeddings"),
-        "rate": shape_of(tensors, kernel, 3, path)[2] if kernel in tensors else 0,
-        "shared": "transformer.key.linear.weight" in tensors,
+        "d_ff": shape_of(tensors, f"{FIRST}.feed_forward.layer1.weight", 2, path)[0],
+        "dropout": dropout,
     }
+    if architecture == "fast-weights":
+        nu = options.integer("nu", 1)
+        return FastWeightsConfig(**common, nu=nu, epsilon=1e-6, norm="feed-forward")
+    common |= {"attention_dropout": dropout, "attention_bias": True}
+    if architecture == "feedback":
+        shared = "transformer.key.linear.weight" in tensors
+        return FeedbackConfig(
+            **common,
+            # They see all that was read in a call, which in training was a segment.
+            memory_length=min(options.integer("seq_len"), table),
+            max_distance=table,
+            projections="shared" if shared else "per-layer",
+            memory_norm=False,
+            # Where keys and values are shared, its values have no bias.
+            value_bias=not shared,
+        )
+    common |= {
+        "memory_length": options.integer("mem_len"),
+        "positions": "learned",
+        "max_distance": table // 2 + 1,
+    }
+    if architecture == "transformer-xl":
+        return TransformerXLConfig(**common)
+    return CompressiveConfig(
+        **common,
+        compressed_length=options.integer("c_mem_len"),
+        compression_rate=shape_of(tensors, f"{FIRST}.compress.conv.weight", 3, path)[2],
+    )
 
 
 def _rows(tensors: dict[str, Tensor], ending: str) -> int:
     """The rows of the first tensor whose name ends so; 0 without one."""
     found = [tensor.shape for name, tensor in tensors.items() if name.endswith(ending)]
     return found[0][0] if found and found[0] else 0
-
-
-def _common(options: Options, sizes: Sizes) -> Sizes:
-    return {
-        **{name: sizes[name] for name in ("n_layers", "d_model", "n_heads", "d_ff")},
-        "dropout": options.number("dropout", 0.0),
-    }
-
-
-def _relative_options(options: Options, sizes: Sizes) -> Sizes:
-    return {
-        **_common(options, sizes),
-        "memory_length": options.integer("mem_len"),
-        "positions": "learned",
-        "max_distance": sizes["table"] // 2 + 1,
-        "attention_bias": True,
-        "attention_dropout": options.number("dropout", 0.0),
-    }
-
-
-def _compressive(options: Options, sizes: Sizes) -> BackboneConfig:
-    return CompressiveConfig(
-        **_relative_options(options, sizes),
-        compressed_length=options.integer("c_mem_len"),
-        compression_rate=sizes["rate"],
-    )
-
-
-def _feedback(options: Options, sizes: Sizes) -> BackboneConfig:
-    return FeedbackConfig(
-        **_common(options, sizes),
-        # They see all that was read in a call, which in training was a segment.
-        memory_length=min(options.integer("seq_len"), sizes["table"]),
-        max_distance=sizes["table"],
-        projections="shared" if sizes["shared"] else "per-layer",
-        memory_norm=False,
-        attention_bias=True,
-        # Where keys and values are shared, its values have no bias.
-        value_bias=not sizes["shared"],
-        attention_dropout=options.number("dropout", 0.0),
-    )
-
-
-KINDS: dict[str, tuple[str, Callable[[Options, Sizes], BackboneConfig]]] = {
-    "transformer.layers.0.compress.conv.weight": ("compressive", _compressive),
-    "transformer.layers.0.self_attn.key_pos_embeddings": (
-        "transformer-xl",
-        lambda options, sizes: TransformerXLConfig(**_relative_options(options, sizes)),
-    ),
-    "transformer.layers.0.attn.interpolation_weight.0.linear.weight": (
-        "fast-weights",
-        lambda options, sizes: FastWeightsConfig(
-            **_common(options, sizes),
-            nu=options.integer("nu", 1),
-            epsilon=1e-6,
-            norm="feed-forward",
-        ),
-    ),
-    "transformer.weights": ("feedback", _feedback),
-}
-"""By a tensor that identifies the model: our architecture, and its options."""
 
 
 def _vocabulary(folder: Path, n_tokens: int) -> tuple[Tokenizer, list[str]]:
@@ -247,6 +216,39 @@ def _vocabulary(folder: Path, n_tokens: int) -> tuple[Tokenizer, list[str]]:
     return CharacterTokenizer(characters, others=False), []
 
 
+FEED_FORWARD = {
+    "norm_ff": "feed_forward_norm",
+    "feed_forward.layer1": "feed_forward.inner",
+    "feed_forward.layer2": "feed_forward.outer",
+}
+RELATIVE = FEED_FORWARD | {
+    "norm_self_attn": "attention_norm",
+    "self_attn.query.linear": "attention.query",
+    "self_attn.key.linear": "attention.key",
+    "self_attn.value.linear": "attention.value",
+    "self_attn.output": "attention.output",
+}
+MODULES: dict[type, dict[str, str]] = {
+    TransformerXLConfig: RELATIVE,
+    CompressiveConfig: RELATIVE | {"compress.conv": "compression"},
+    FeedbackConfig: FEED_FORWARD
+    | {
+        "norm_self_attn": "attention_norm",
+        "attn.query.linear": "query",
+        "attn.output": "output",
+    },
+    FastWeightsConfig: FEED_FORWARD
+    | {
+        "attn.query.linear": "attention.query",
+        "attn.key.linear": "attention.key",
+        "attn.value.linear": "attention.value",
+        "attn.interpolation_weight.0.linear": "attention.beta",
+        "attn.output": "attention.output",
+    },
+}
+"""By our options: the modules of each of their layers, and ours."""
+
+
 def names(model: LanguageModel, p: int) -> Names:
     """labml's names of tensors in terms of ``model``.
 
@@ -257,67 +259,29 @@ def names(model: LanguageModel, p: int) -> Names:
         "src_embed.weight": one(model.embedding.tables[0]),
         "generator.weight": one(model.head.tables[0]),
         "generator.bias": one(model.head.biases[0]),
-        **linear("transformer.norm", backbone.final_norm),
+        **module("transformer.norm", backbone.final_norm),
     }
+    kind = type(backbone.config)
     for n, layer in enumerate(backbone.stack()):
         here = f"transformer.layers.{n}"
-        rows |= linear(f"{here}.norm_ff", layer.feed_forward_norm)
-        rows |= linear(f"{here}.feed_forward.layer1", layer.feed_forward.inner)
-        rows |= linear(f"{here}.feed_forward.layer2", layer.feed_forward.outer)
-    if isinstance(backbone, TransformerXL | Compressive):
-        return rows | _relative_names(backbone, p)
-    return rows | (
-        _feedback_names(backbone)
-        if isinstance(backbone, Feedback)
-        else _fast_weights_names(backbone)
-    )
-
-
-def _relative_names(backbone: TransformerXL | Compressive, p: int) -> Names:
-    rows: Names = {}
-    for n, layer in enumerate(backbone.stack()):
-        attention, here = layer.attention, f"transformer.layers.{n}"
-        rows |= linear(f"{here}.norm_self_attn", layer.attention_norm)
-        rows[f"{here}.self_attn.query.linear.weight"] = one(attention.query.weight)
-        rows[f"{here}.self_attn.key.linear.weight"] = one(attention.key.weight)
-        rows |= linear(f"{here}.self_attn.value.linear", attention.value)
-        rows |= linear(f"{here}.self_attn.output", attention.output)
-        rows[f"{here}.self_attn.query_pos_bias"] = item(backbone.content_bias, n)
-        rows[f"{here}.self_attn.key_pos_embeddings"] = distance_table(attention.position_keys, p)
-        rows[f"{here}.self_attn.key_pos_bias"] = distance_table(attention.position_scores, p)
-        if getattr(layer, "compression", None) is not None:
-            rows |= linear(f"{here}.compress.conv", layer.compression)
-    return rows
-
-
-def _feedback_names(backbone: Any) -> Names:
-    shared = backbone.config.projections == "shared"
-    rows: Names = {"transformer.weights": one(backbone.layer_weights)}
-    for n, layer in enumerate(backbone.stack()):
-        here = f"transformer.layers.{n}"
-        rows |= linear(f"{here}.norm_self_attn", layer.attention_norm)
-        rows |= linear(f"{here}.attn.output", layer.output)
-        rows[f"{here}.attn.query.linear.weight"] = one(layer.query.weight)
-        rows[f"{here}.attn.query_pos_bias"] = one(layer.content_bias)
-        # Their tables begin with the farthest.
-        rows[f"{here}.attn.key_pos_embeddings"] = upside_down(layer.position_keys)
-        rows[f"{here}.attn.key_pos_bias"] = upside_down(layer.position_scores)
-    for n in range(1 if shared else len(backbone.layers)):
-        there = "transformer." if shared else f"transformer.layers.{n}.attn."
-        rows[f"{there}key.linear.weight"] = one(backbone.key[n].weight)
-        rows[f"{there}value.linear.weight"] = one(backbone.value[n].weight)
-        if not shared:
-            rows[f"{there}value.linear.bias"] = one(backbone.value[n].bias)
-    return rows
-
-
-def _fast_weights_names(backbone: Any) -> Names:
-    rows: Names = {}
-    for n, layer in enumerate(backbone.stack()):
-        attention, here = layer.attention, f"transformer.layers.{n}.attn"
-        rows[f"{here}.query.linear.weight"] = one(attention.query.weight)
-        rows[f"{here}.key.linear.weight"] = one(attention.key.weight)
-        rows[f"{here}.value.linear.weight"] = one(attention.value.weight)
-        rows[f"{here}.interpolation_weight.0.linear.weight"] = one(attention.beta.weight)
-        rows |= linear(f"{here}.output", attention.output)
+        for theirs, ours in MODULES[kind].items():
+            rows |= module(f"{here}.{theirs}", layer.get_submodule(ours))
+        if kind is FeedbackConfig:
+            rows[f"{here}.attn.query_pos_bias"] = one(layer.content_bias)
+            # Their tables begin with the farthest.
+            rows[f"{here}.attn.key_pos_embeddings"] = upside_down(layer.position_keys)
+            rows[f"{here}.attn.key_pos_bias"] = upside_down(layer.position_scores)
+        elif kind is not FastWeightsConfig:
+            attention = layer.attention
+            rows[f"{here}.self_attn.query_pos_bias"] = item(backbone.content_bias, n)
+            rows[f"{here}.self_attn.key_pos_embeddings"] = distance_table(
+                attention.position_keys, p
+            )
+            rows[f"{here}.self_attn.key_pos_bias"] = distance_table(attention.position_scores, p)
+    if kind is FeedbackConfig:
+        rows["transformer.weights"] = one(backbone.layer_weights)
+        shared = backbone.config.projections == "shared"
+        for n, (key, value) in enumerate(zip(backbone.key, backbone.value, strict=True)):
+            there = "transformer" if shared else f"transformer.layers.{n}.attn"
+            rows |= module(f"{there}.key.linear", key) | module(f"{there}.value.linear", value)
     return rows

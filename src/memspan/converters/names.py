@@ -7,7 +7,6 @@ both directions: :func:`fill` refuses a tensor that is left over, and a paramete
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,9 +49,9 @@ def distance_table(table: Tensor, p: int) -> Rows:
     ]
 
 
-def linear(name: str, module: Any) -> Names:
-    """Weight and bias of a module, under the peer's name for it."""
-    return {f"{name}.weight": one(module.weight), f"{name}.bias": one(module.bias)}
+def module(name: str, ours: nn.Module) -> Names:
+    """A module's own parameters, such as weight and bias, under the peer's name for it."""
+    return {f"{name}.{key}": one(value) for key, value in ours.named_parameters(recurse=False)}
 
 
 def check(model: nn.Module, names: Names, tensors: Mapping[str, Tensor], where: str) -> None:

@@ -36,7 +36,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def read(folder: Path) -> Checkpoint:
-    """See :data:`~memspan.converters.convert.Read`."""
+    """The checkpoint in a folder."""
     path = folder / "config.json"
     values = with_defaults(read_json(path), path)
     config = run_config(values, str(path), start="zeros")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from memspan.converters.names import Names, item, linear, one, stacked, upside_down
+from memspan.converters.names import Names, item, module, one, stacked, upside_down
 from memspan.converters.options import Options
 from memspan.models import LanguageModel
 from memspan.models.options import EmbeddingConfig
@@ -92,6 +92,17 @@ def _embedding(options: Options) -> EmbeddingConfig:
     )
 
 
+MODULES = {
+    "dec_attn.o_net": "attention.output",
+    "dec_attn.r_net": "attention.position",
+    "dec_attn.layer_norm": "attention_norm",
+    "pos_ff.layer_norm": "feed_forward_norm",
+    "pos_ff.CoreNet.0": "feed_forward.inner",
+    "pos_ff.CoreNet.3": "feed_forward.outer",
+}
+"""The modules of each of their layers, and ours."""
+
+
 def names(
     model: LanguageModel, prefix: str = "", clusters: Literal["in order", "reversed"] = "in order"
 ) -> Names:
@@ -102,61 +113,34 @@ def names(
         prefix: before the names of the backbone and the embedding.
         clusters: the order of the rows that stand for tail clusters in the head.
     """
-    backbone = model.backbone
+    backbone, head = model.backbone, model.head
     assert isinstance(backbone, TransformerXL)
-    return (
-        _embedding_and_head(model, f"{prefix}word_emb", clusters)
-        | _layers(backbone, prefix)
-        | _position_biases(backbone, prefix)
-    )
-
-
-def _embedding_and_head(model: LanguageModel, embedding: str, clusters: str) -> Names:
+    assert backbone.position_bias is not None
     rows: Names = {}
-    for i, table in enumerate(model.embedding.tables):
-        rows[f"{embedding}.emb_layers.{i}.weight"] = one(table)
-    for i, projection in enumerate(model.embedding.projections):
-        rows[f"{embedding}.emb_projs.{i}"] = one(projection)
-    for i, table in enumerate(model.head.tables):
-        rows[f"crit.out_layers.{i}.weight"] = one(table)
-        rows[f"crit.out_layers.{i}.bias"] = one(model.head.biases[i])
-    for i, projection in enumerate(model.head.projections):
-        rows[f"crit.out_projs.{i}"] = one(projection)
-    if len(model.head.edges) > 2:
+    for theirs, tables in (
+        (f"{prefix}word_emb.emb_layers.{{}}.weight", model.embedding.tables),
+        (f"{prefix}word_emb.emb_projs.{{}}", model.embedding.projections),
+        ("crit.out_layers.{}.weight", head.tables),
+        ("crit.out_layers.{}.bias", head.biases),
+        ("crit.out_projs.{}", head.projections),
+    ):
+        rows |= {theirs.format(i): one(table) for i, table in enumerate(tables)}
+    if len(head.edges) > 2:
         # In ours, tail cluster i is column cutoffs[0] + i - 1 of the head; with the authors, -i.
         order = one if clusters == "in order" else upside_down
-        rows["crit.cluster_weight"] = order(model.head.cluster_weight)
-        rows["crit.cluster_bias"] = order(model.head.cluster_bias)
-    return rows
-
-
-def _layers(backbone: TransformerXL, prefix: str) -> Names:
-    rows: Names = {}
-    for n, layer in enumerate(backbone.stack()):
-        attention, here = layer.attention, f"{prefix}layers.{n}"
-        rows[f"{here}.dec_attn.qkv_net.weight"] = stacked(
-            attention.query.weight, attention.key.weight, attention.value.weight
-        )
-        rows[f"{here}.dec_attn.o_net.weight"] = one(attention.output.weight)
-        rows[f"{here}.dec_attn.r_net.weight"] = one(attention.position.weight)
-        rows |= linear(f"{here}.dec_attn.layer_norm", layer.attention_norm)
-        rows |= linear(f"{here}.pos_ff.layer_norm", layer.feed_forward_norm)
-        rows |= linear(f"{here}.pos_ff.CoreNet.0", layer.feed_forward.inner)
-        rows |= linear(f"{here}.pos_ff.CoreNet.3", layer.feed_forward.outer)
-    return rows
-
-
-def _position_biases(backbone: TransformerXL, prefix: str) -> Names:
-    """``r_w_bias`` is u and ``r_r_bias`` is v: of the model, of each layer, or under both names."""
-    rows: Names = {}
-    assert backbone.position_bias is not None
+        rows["crit.cluster_weight"] = order(head.cluster_weight)
+        rows["crit.cluster_bias"] = order(head.cluster_bias)
+    # r_w_bias is u and r_r_bias is v: of the model, of each layer, or under both names.
+    biases = {"r_w_bias": backbone.content_bias, "r_r_bias": backbone.position_bias}
     tied = backbone.config.tie_position_biases
-    for theirs, ours in (
-        ("r_w_bias", backbone.content_bias),
-        ("r_r_bias", backbone.position_bias),
-    ):
-        if tied:
-            rows[f"{prefix}{theirs}"] = item(ours, 0)
-        for n in range(len(backbone.layers)):
-            rows[f"{prefix}layers.{n}.dec_attn.{theirs}"] = item(ours, 0 if tied else n)
+    if tied:
+        rows |= {f"{prefix}{theirs}": item(ours, 0) for theirs, ours in biases.items()}
+    for n, layer in enumerate(backbone.stack()):
+        here = f"{prefix}layers.{n}"
+        q, k, v = (getattr(layer.attention, name).weight for name in ("query", "key", "value"))
+        rows[f"{here}.dec_attn.qkv_net.weight"] = stacked(q, k, v)
+        for theirs, name in MODULES.items():
+            rows |= module(f"{here}.{theirs}", layer.get_submodule(name))
+        for theirs, ours in biases.items():
+            rows[f"{here}.dec_attn.{theirs}"] = item(ours, 0 if tied else n)
     return rows

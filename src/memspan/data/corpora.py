@@ -218,14 +218,11 @@ def _part(split: str, name: str, field: str) -> tuple[list[Text], list[str]]:
 
 def _is_dataset(name: str) -> bool:
     """Whether it is on the hub, or ``save_to_disk`` of a data set or of its splits wrote the folder."""
-
-    def has(*files: str) -> bool:
-        folder = os.path.expanduser(name)
-        # Not Path.is_file, which raises for what no path can be.
-        return all(os.path.isfile(os.path.join(folder, file)) for file in files)
-
-    saved = has("dataset_dict.json") or has("dataset_info.json", "state.json")
-    return name.startswith(PREFIX) or (name != "" and saved)
+    folder = os.path.expanduser(name)
+    # Not Path.is_file, which raises for what no path can be.
+    files = ("dataset_dict.json", "dataset_info.json", "state.json")
+    whole, *part = (os.path.isfile(os.path.join(folder, file)) for file in files)
+    return name.startswith(PREFIX) or (name != "" and (whole or all(part)))
 
 
 def has_fields(name: str) -> bool:

@@ -39,7 +39,7 @@ def read_dataset(name: str, field: str) -> dict[str, list[Text]]:
         import datasets
     except ImportError:
         raise MemspanError(f"{name} needs the library datasets: pip install datasets") from None
-    loaded = _from_hub(datasets, name) if name.startswith(PREFIX) else _from_disk(datasets, name)
+    loaded = _load(datasets, name)
     parts = loaded if isinstance(loaded, dict) else {"train": loaded}
     found = {}
     for split, part in parts.items():
@@ -63,26 +63,22 @@ def _documents(part: Any, field: str, where: str) -> Iterator[bytes]:
             yield record_bytes(value, field, f"{where}, row {number:,}")
 
 
-def _from_disk(datasets: Any, name: str) -> Any:
-    try:
-        return datasets.load_from_disk(name)
-    except Exception as error:
-        # The library raises what its many parts raise.
-        raise MemspanError(
-            f"{name} is a damaged data set ({str(error)[:200]}): save it anew with save_to_disk"
-        ) from None
-
-
-def _from_hub(datasets: Any, name: str) -> Any:
+def _load(datasets: Any, name: str) -> Any:
     path, _, configuration = name.removeprefix(PREFIX).partition(":")
     arguments = [path, configuration] if configuration else [path]
+    on_hub = name.startswith(PREFIX)
     try:
-        return datasets.load_dataset(*arguments)
+        return datasets.load_dataset(*arguments) if on_hub else datasets.load_from_disk(name)
     except Exception as error:
-        # Again anything may be raised; usually the network is missing.
+        # The library raises what its many parts raise; for the hub, usually the network is missing.
+        reason = str(error)[:200]
+        if not on_hub:
+            raise MemspanError(
+                f"{name} is a damaged data set ({reason}): save it anew with save_to_disk"
+            ) from None
         call = ", ".join(map(repr, arguments))
         raise MemspanError(
-            f"cannot load {path} from the hub ({str(error)[:200]}): where there is a network, run "
+            f"cannot load {path} from the hub ({reason}): where there is a network, run "
             f"datasets.load_dataset({call}).save_to_disk('FOLDER') in Python, then give that "
             "folder as the corpus"
         ) from None

@@ -71,8 +71,8 @@ def _tiny_shakespeare() -> Splits:
     return {"train": [text.part(0, cut)], "validation": [text.part(cut, len(text))]}
 
 
-def _hundred_million(source: Source, name: str) -> Splits:
-    text = Text.of(_member(source, name))
+def _hundred_million(source: Source) -> Splits:
+    text = Text.of(_member(source, source.path.stem))
     edges = (0, 90_000_000, 95_000_000, len(text))
     names = ("train", "validation", "test")
     return {name: [text.part(edges[n], edges[n + 1])] for n, name in enumerate(names)}
@@ -113,12 +113,12 @@ CORPORA = {
     ),
     "enwik8": Named(
         "100 MB of Wikipedia with mark-up, 90M/5M/5M bytes",
-        lambda: _hundred_million(ENWIK8, "enwik8"),
+        lambda: _hundred_million(ENWIK8),
         ENWIK8,
     ),
     "text8": Named(
         "100 MB of Wikipedia as a-z and space, 90M/5M/5M",
-        lambda: _hundred_million(TEXT8, "text8"),
+        lambda: _hundred_million(TEXT8),
         TEXT8,
     ),
     "wikitext-103": Named(

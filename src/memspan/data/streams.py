@@ -151,9 +151,8 @@ class Streams:
             raise MemspanError(
                 f"{state} is not a stream position: resume from a checkpoint that is whole"
             )
-        self.position, self.offset = state["position"], state["offset"]
-        self.epoch, self.tokens_read = state["epoch"], state["tokens_read"]
-        self.segment_length = state["segment_length"]
+        for name in ("position", "offset", "epoch", "tokens_read", "segment_length"):
+            setattr(self, name, state[name])
 
 
 def evaluation_segments(
