@@ -5,7 +5,7 @@ trainer.py      the loop
 state.py        everything that the next step depends on, to and from a checkpoint
 updates.py      one update: gradients accumulated, clipped, and applied or skipped
 optimisers.py   the optimisers, which parameters decay, and the learning rate of every update
-validation.py   score, sample and statistics     health.py     what is not finite
+validation.py   score, sample and statistics
 metrics.py      records while training, where they go, and how they are drawn
 checkpointer.py   checkpoints while training     changes.py   what may differ on resuming
 summary.py      what is printed before and at the end

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -25,10 +26,36 @@ from memspan.runs.checkpoint_files import Checkpoint, State, load_weights, weigh
 from memspan.runs.options import RunConfig
 from memspan.runs.run import Run
 from memspan.training.changes import environment
-from memspan.training.health import Health, non_finite_rows
 from memspan.training.optimisers import MakeOptimiser, Optimiser
 from memspan.training.options import TrainConfig
 from memspan.training.warm_start import WarmStart, initialise_from
+
+
+@dataclass
+class Health:
+    """Counts of what was not finite so far; part of every checkpoint."""
+
+    skipped_updates: int = 0
+    """Updates skipped because the loss or a gradient was not finite."""
+    reset_memory_rows: int = 0
+    """Rows of memory that held values that were not finite, and were emptied."""
+
+    def __str__(self) -> str:
+        return (
+            f"{counted(self.skipped_updates, 'update')} skipped and "
+            f"{counted(self.reset_memory_rows, 'row')} of memory emptied because they were not finite"
+        )
+
+
+def non_finite_rows(memory: Memory) -> Tensor | None:
+    """bool ``[B]``: the rows that hold NaN or infinity; None if no row does."""
+    floats = [t for t in memory.tensors().values() if t.is_floating_point() and t.numel()]
+    # One pass in the usual case: a sum is finite only if all its terms are. Every device has float32;
+    # if the sum overflows, each element is checked.
+    if not floats or math.isfinite(sum(t.detach().sum(dtype=torch.float32) for t in floats)):
+        return None
+    rows = torch.stack([~t.isfinite().flatten(1).all(1) for t in floats]).any(0)
+    return rows if rows.any() else None
 
 
 def refuse_sharing(

@@ -14,8 +14,7 @@ from memspan.evaluation import Scores, percent
 from memspan.invocation import command
 from memspan.memory import Memory
 from memspan.training import metrics
-from memspan.training.health import Health
-from memspan.training.state import TrainingState
+from memspan.training.state import Health, TrainingState
 from memspan.training.validation import MIN_P, Validation
 
 PROMPT_LINES = 3
