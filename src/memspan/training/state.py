@@ -263,16 +263,20 @@ class TrainingState:
             groups.setdefault(group, {})[key] = tensor
         own = {name: self._own_rows(tensor) for name, tensor in groups["memory"].items()}
         self.memory = type(self.memory).from_tensors(own, like=self.memory).to(self.device)
-        self.optimiser.restore(
-            {
-                n.removeprefix("optimizer/"): x
-                for n, x in groups.items()
-                if n.startswith("optimizer/")
-            }
-        )
+        kept = {n: x for n, x in groups.items() if n.startswith("optimizer/")}
+        self.optimiser.restore({n.removeprefix("optimizer/"): x for n, x in kept.items()})
         self.step = saved.state["step"]
         self._seed_this_process()
-        self._restore_generators(groups["random"])
+        for name, states in groups["random"].items():
+            # A row for each process; processes beyond those that saved keep their new seeds.
+            states = states.reshape(-1, states.shape[-1])
+            if self.processes.rank < len(states):
+                # Cloned: torch crashes on a state that is a view into another tensor.
+                state = states[self.processes.rank].clone()
+                if name == "cpu":
+                    torch.set_rng_state(state)
+                elif self.device.type == "cuda":
+                    torch.cuda.set_rng_state(state, self.device)
         self.streams.load_state_dict(saved.state["streams"])
         read = self.streams.tokens_read
         self.steps = self.config.train.updates(self.streams.row_length, self.step, read)
@@ -283,18 +287,6 @@ class TrainingState:
             raise TypeError(f"its health is {counts}")
         self.health = Health(**saved.state["health"])
         self.best = math.inf if saved.state["best"] is None else saved.state["best"]
-
-    def _restore_generators(self, random: dict[str, Tensor]) -> None:
-        # A row for each process; processes beyond those that saved keep their new seeds.
-        for name, states in random.items():
-            states = states.reshape(-1, states.shape[-1])
-            if self.processes.rank < len(states):
-                # Cloned: torch crashes on a state that is a view into another tensor.
-                state = states[self.processes.rank].clone()
-                if name == "cpu":
-                    torch.set_rng_state(state)
-                elif self.device.type == "cuda":
-                    torch.cuda.set_rng_state(state, self.device)
 
     def _own_rows(self, x: Tensor) -> Tensor:
         own = local(x)
