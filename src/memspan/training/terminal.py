@@ -118,26 +118,22 @@ def progress(console: Console, steps: int) -> Iterator[Callable[..., None]]:
 
 
 @contextmanager
-def counting(what: str, unit: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """The same on standard error, up to ``total`` (None: unknown); yields a function of the count."""
+def counting(what: str, unit: str) -> Iterator[Callable[[float, float | None], None]]:
+    """The same on standard error from the first call on; yields a function of the count and the total
+    (None: unknown)."""
     # A folder's name may hold braces.
     what = what.replace("{", "{{").replace("}", "}}")
-    of = "" if total is None else "/{task.total:,.0f}"
-    line = (what, f"{{task.completed:,.0f}}{of} {unit}")
-    with _bar(Console(stderr=True, markup=False), line, total) as show:
-        yield lambda count: show(completed=count)
-
-
-@contextmanager
-def counting_on(what: str, unit: str) -> Iterator[Callable[[float, float], None]]:
-    """The same from the first call on; yields a function of the count and the total."""
     with ExitStack() as stack:
-        shown: list[Callable[[int], None]] = []
+        shown: list[Callable[..., None]] = []
 
-        def progress(count: float, total: float) -> None:
+        def progress(count: float, total: float | None) -> None:
             if not shown:
-                shown.append(stack.enter_context(counting(what, unit, round(total))))
-            shown[0](round(count))
+                of = "" if total is None else "/{task.total:,.0f}"
+                line = (what, f"{{task.completed:,.0f}}{of} {unit}")
+                console = Console(stderr=True, markup=False)
+                bar = _bar(console, line, None if total is None else round(total))
+                shown.append(stack.enter_context(bar))
+            shown[0](completed=round(count))
 
         yield progress
 
