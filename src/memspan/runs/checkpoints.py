@@ -25,6 +25,7 @@ from memspan.files.tensors import checked_header, save_tensors
 from memspan.invocation import command
 from memspan.runs import shards
 from memspan.runs.checkpoint_files import (
+    TRAINING,
     WEIGHTS,
     Checkpoint,
     State,
@@ -32,7 +33,6 @@ from memspan.runs.checkpoint_files import (
     header,
     read_file,
     read_state,
-    read_tensors,
     refuse_changes,
     write_state,
     write_tensors,
@@ -52,7 +52,9 @@ class SavedCheckpoint:
         """Read its tensors; otherwise as :func:`memspan.runs.shards.read`."""
         with _suggesting_older(self.folder):
             if WEIGHTS in self.state["files"]:
-                return read_tensors(self.folder, self.state)
+                names = (WEIGHTS, TRAINING)
+                weights, training = (read_file(self.folder, n, self.state)[0] for n in names)
+                return Checkpoint(weights, training, self.state)
             return shards.read(self.folder, self.state, target, verify)
 
 

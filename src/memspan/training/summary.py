@@ -63,22 +63,19 @@ def conclude(console: Console, state: TrainingState, folder: Path) -> None:
     if n_tokens := state.config.train.sample_tokens:
         sample = validation.sample(n_tokens)
         say("\nit has read the beginning of the held-out text, which ends:", style="bold")
-        say(_last_lines(validation.prompt()), markup=False, highlight=False)
+        # Of a long line, its end.
+        prompt = validation.prompt().decode(errors="replace").rstrip("\n")
+        for line in prompt.splitlines()[-PROMPT_LINES:]:
+            say(f"  | {line[-PROMPT_WIDTH:]}", markup=False, highlight=False)
         say("and writes on:", style="bold")
         say(sample.strip("\n"), markup=False, highlight=False)
     _show_score(console, state, validation, text)
     words = prompt_from(text)
-    prompt = ["--prompt", words, "--min-p", MIN_P] if words else []
+    begun = ["--prompt", words, "--min-p", MIN_P] if words else []
     say("\nnext:", style="bold")
     # Commands are copied: no line breaks or colours inside.
-    for arguments in (["generate", folder, *prompt], ["evaluate", folder], ["measure", folder]):
+    for arguments in (["generate", folder, *begun], ["evaluate", folder], ["measure", folder]):
         say(f"  {command(*arguments)}", highlight=False)
-
-
-def _last_lines(prompt: bytes) -> str:
-    """The last lines of a prompt, quoted; of a long line, its end."""
-    lines = prompt.decode(errors="replace").rstrip("\n").splitlines()[-PROMPT_LINES:]
-    return "\n".join(f"  | {line[-PROMPT_WIDTH:]}" for line in lines)
 
 
 def _show_score(

@@ -54,20 +54,12 @@ class Checkpointer:
         state = self._state
         # Before a validation no weights are best: the latest are published.
         best = state.best_step in (None, state.step)
-        if self._lock is not None:
-            self._lock.refuse_moved()
+        self.refuse_moved()
         if state.mesh is not None:
             self._begin(state.snapshot(), best)
         else:
             assert self._lock is not None
             checkpoints.save(self._lock, state.snapshot(), best, self._keep)
-
-    def latest_in_words(self) -> str:
-        """The checkpoint from which training can continue, for messages."""
-        steps = checkpoints.steps_of(self.folder)
-        if not steps:
-            return f"there was no checkpoint in {self.folder} yet"
-        return f"the checkpoint of step {steps[-1]} is kept in {self.folder}"
 
     def refuse_moved(self) -> None:
         """Raise :class:`~memspan.errors.MemspanError` where the folder was moved or deleted."""
@@ -163,7 +155,9 @@ class Trainer:
             checkpointer.finish()
         metrics.close()
         if stopped:
-            self._report_stop()
+            again = command("train", "--resume", checkpointer.folder)
+            self.console.print(f"stopped at step {state.step:,}; continue with: {again}")
+            report_stop()
             return
         if state.stops_early:
             self.console.print(f"stopped early at step {state.step:,}: {state.patience_in_words()}")
@@ -175,7 +169,12 @@ class Trainer:
         try:
             return self.updater.update()
         except NonFiniteError as error:
-            raise MemspanError(f"{error}; {self.checkpointer.latest_in_words()}") from None
+            folder = self.checkpointer.folder
+            if steps := checkpoints.steps_of(folder):
+                kept = f"the checkpoint of step {steps[-1]} is kept in {folder}"
+            else:
+                kept = f"there was no checkpoint in {folder} yet"
+            raise MemspanError(f"{error}; {kept}") from None
 
     def _validate(self, metrics: MetricLogger) -> None:
         state, options, validation = self.state, self.state.config.train, Validation(self.state)
@@ -203,11 +202,6 @@ class Trainer:
         """Whether to stop before the next update: all processes do, or none."""
         self.checkpointer.refuse_moved()
         return self.state.processes.any(self.asked_to_stop)
-
-    def _report_stop(self) -> None:
-        again = command("train", "--resume", self.checkpointer.folder)
-        self.console.print(f"stopped at step {self.state.step:,}; continue with: {again}")
-        report_stop()
 
 
 def _is_due(every: int, step: int) -> bool:
