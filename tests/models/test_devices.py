@@ -21,7 +21,7 @@ from memspan.evaluation import sum_of
 from memspan.models import LanguageModel
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.registry import MODELS
-from memspan.training.health import non_finite_rows
+from memspan.training.state import non_finite_rows
 
 ON_THE_CPU = {"sinusoids", "sum_of"}
 """Functions that compute in float64, on the CPU."""

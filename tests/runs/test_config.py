@@ -13,6 +13,7 @@ from memspan.errors import MemspanError
 from memspan.models.registry import MODELS
 from memspan.runs.options import RunConfig
 from memspan.sampling import Sampling
+from memspan.training.options import OptimConfig, TrainConfig
 
 HINTS = typing.get_type_hints(RunConfig).values()
 SECTIONS = [kind for kind in HINTS if dataclasses.is_dataclass(kind)]
@@ -62,6 +63,39 @@ def test_the_message_names_the_choices(kind: str, option: dict[str, Any], messag
     with pytest.raises(MemspanError) as caught:
         MODELS[kind](**option)
     assert str(caught.value) == message
+
+
+GROWING = {"segment_length": 10, "first_segment_length": 2, "curriculum_steps": 12}
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "says"),
+    [
+        (OptimConfig, {"decay_steps": 5}, "is for the schedule warmup-stable-decay"),
+        (OptimConfig, {"decay_steps": 0}, "decay_steps must be at least 1, not 0"),
+        (TrainConfig, GROWING | {"first_segment_length": 11}, "over segment_length"),
+        (TrainConfig, GROWING | {"first_segment_length": 0}, "at least 1"),
+        (TrainConfig, GROWING | {"first_segment_length": None}, "set both"),
+        (TrainConfig, GROWING | {"curriculum_steps": 0}, "set both"),
+        (TrainConfig, {"accumulate_from": 5}, "no effect without accumulate_later: set both"),
+        (TrainConfig, {"accumulate": 2, "gradient_segments": 3}, "is over accumulate 2"),
+        (TrainConfig, {"early_stopping_patience": 0}, "must be at least 1"),
+        (TrainConfig, {"early_stopping_threshold": 0.1}, "for early_stopping_patience: set both"),
+        (
+            TrainConfig,
+            {"early_stopping_patience": 1, "evaluate_every": 0},
+            "counts validations, and evaluate_every 0 makes none",
+        ),
+        (
+            TrainConfig,
+            {"precision": "bfloat16", "matmul_precision": "medium"},
+            "use precision float32, or matmul_precision highest",
+        ),
+    ],
+)
+def test_options_that_do_not_go_together(kind: Any, given: dict[str, Any], says: str) -> None:
+    with pytest.raises(MemspanError, match=says):
+        kind(**given)
 
 
 def test_the_parts_of_a_run_are_configs() -> None:

@@ -30,7 +30,7 @@ from memspan.files import disk
 from memspan.runs import checkpoints
 from memspan.runs import options as run_options
 from memspan.runs.folder import lock_run
-from memspan.training import checkpointer, metrics, start
+from memspan.training import metrics, start, trainer
 from memspan.training.options import OptimConfig
 from tiny_runs import OPTIONS, TEXT, PowerCut, cut_at
 
@@ -86,7 +86,7 @@ def operations(before: Callable[[], None]) -> Iterator[None]:
 def test_a_crash_between_any_two_operations_of_a_save_is_recovered() -> None:
     start.train(OPTIONS, Path("whole"))
     expected = content(Path("whole"))
-    original = checkpointer.Checkpointer.save
+    original = trainer.Checkpointer.save
 
     def until(cut: int, work: Callable[[], None]) -> int:
         """Power goes before operation ``cut`` of the last save; how many were made."""
@@ -98,12 +98,12 @@ def test_a_crash_between_any_two_operations_of_a_save_is_recovered() -> None:
                 raise PowerCut
             done += 1
 
-        def save(self: checkpointer.Checkpointer) -> None:
+        def save(self: trainer.Checkpointer) -> None:
             with operations(count) if self._state.step == 6 else nullcontext():
                 original(self)
 
         with pytest.MonkeyPatch.context() as patch, suppress(PowerCut):
-            patch.setattr(checkpointer.Checkpointer, "save", save)
+            patch.setattr(trainer.Checkpointer, "save", save)
             work()
         return done
 

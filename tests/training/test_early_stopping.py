@@ -19,7 +19,6 @@ from memspan.data.prepared import prepare
 from memspan.errors import MemspanError, NonFiniteError
 from memspan.runs.options import RunConfig
 from memspan.training import start
-from memspan.training.options import TrainConfig
 from memspan.training.state import TrainingState
 from memspan.training.validation import Validation
 from tiny_runs import OPTIONS, TEXT, step_of
@@ -104,10 +103,6 @@ def test_more_patience_goes_on(
     assert step_of("r") == 12
 
 
-def fresh_state(config: RunConfig[Any]) -> TrainingState:
-    return TrainingState(config, prepare("text.txt", "bytes", None), torch.device("cpu"))
-
-
 def test_the_first_process_decides() -> None:
     """Others may round the loss differently."""
 
@@ -117,24 +112,9 @@ def test_the_first_process_decides() -> None:
         def of_first(self, value: float) -> float:
             return 2.0
 
-    state = fresh_state(options(1))
+    text = prepare("text.txt", "bytes", None)
+    state = TrainingState(options(1), text, torch.device("cpu"))
     state.processes = Other()  # type: ignore[assignment]
     state.note_score(3.0)
     state.note_score(1.0)
     assert (state.best, state.unimproved, state.stops_early) == (2.0, 1, True)
-
-
-@pytest.mark.parametrize(
-    ("loop", "says"),
-    [
-        ({"early_stopping_patience": 0}, "early_stopping_patience must be at least 1"),
-        ({"early_stopping_threshold": 0.1}, "is for early_stopping_patience: set both"),
-        (
-            {"early_stopping_patience": 1, "evaluate_every": 0},
-            "counts validations, and evaluate_every 0 makes none",
-        ),
-    ],
-)
-def test_wrong_values(loop: dict[str, Any], says: str) -> None:
-    with pytest.raises(MemspanError, match=says):
-        TrainConfig(**loop)

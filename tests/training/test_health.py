@@ -24,8 +24,9 @@ from memspan.models.registry import MODELS
 from memspan.runs import checkpoints
 from memspan.runs.options import RunConfig
 from memspan.training import start, updates, validation
-from memspan.training.health import MOST_SKIPS_IN_A_ROW, non_finite_rows
 from memspan.training.options import OptimConfig, TrainConfig
+from memspan.training.state import non_finite_rows
+from memspan.training.updates import MOST_SKIPS_IN_A_ROW
 
 TEXT = "to carry a memory from one segment to the next, and to the next again. " * 20
 

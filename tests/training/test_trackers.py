@@ -16,7 +16,7 @@ from memspan import cli
 from memspan.errors import MemspanError
 from memspan.runs.options import read_config, to_toml
 from memspan.training import metrics, start
-from memspan.training.metrics import Record, Wandb
+from memspan.training.metrics import TRACKERS, Logger, Record
 
 
 @pytest.fixture(autouse=True)
@@ -71,35 +71,29 @@ def test_weights_and_biases_gets_numbers_in_the_runs_folder(
     monkeypatch.setitem(sys.modules, "wandb", module)
     monkeypatch.setenv("WANDB_API_KEY", "x")
     monkeypatch.delenv("WANDB_PROJECT", raising=False)
-    tracker = Wandb(tmp_path)
+    tracker = TRACKERS["wandb"](tmp_path)
     tracker.log(3, {"loss": 2.0, "bits": None})
     tracker.close()
     options = {"project": "memspan", "name": tmp_path.name, "dir": str(tmp_path)}
     assert calls == [options, (3, {"loss": 2.0}), "finish"]
     (tmp_path / "wandb").symlink_to(tmp_path)
     with pytest.raises(MemspanError, match="wandb is a link out of the run's folder"):
-        Wandb(tmp_path)
+        TRACKERS["wandb"](tmp_path)
     (tmp_path / "wandb").unlink()
     monkeypatch.delenv("WANDB_API_KEY")
     with pytest.raises(MemspanError, match=r"No API key configured\): .*WANDB_MODE=offline"):
-        Wandb(tmp_path)
+        TRACKERS["wandb"](tmp_path)
 
 
 def test_several_trackers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each gets what metrics.jsonl gets; the options name them, and files of older versions one."""
     logged: dict[str, list[tuple[int, Record]]] = {"tensorboard": [], "trackio": []}
 
-    class Tracker:
-        def __init__(self, name: str) -> None:
-            self.name = name
+    def tracker(name: str) -> Logger:
+        taken = logged[name]
+        return Logger(lambda *record: taken.append(record), lambda: taken.append((-1, {})))
 
-        def log(self, step: int, record: Record) -> None:
-            logged[self.name].append((step, record))
-
-        def close(self) -> None:
-            logged[self.name].append((-1, {}))
-
-    made = {name: lambda folder, name=name: Tracker(name) for name in logged}
+    made = {name: lambda folder, name=name: tracker(name) for name in logged}
     monkeypatch.setattr("memspan.training.metrics.TRACKERS", made)
     for name in logged:
         monkeypatch.setitem(sys.modules, name, SimpleNamespace())

@@ -56,10 +56,10 @@ def evaluate(arguments: list[str]) -> None:
     load_config(options.run)
     with readable(options.corpus) as corpus:
         import memspan
-        from memspan.training.terminal import counting_on
+        from memspan.training.terminal import counting
 
         run, precision = options.opened()
-        with counting_on("scoring", "tokens") as progress:
+        with counting("scoring", "tokens") as progress:
             scores = memspan.evaluate(
                 run,
                 corpus,

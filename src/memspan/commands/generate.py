@@ -154,12 +154,12 @@ def _prompt(file: BinaryIO, prompt: str | None) -> Iterator[bytes]:
     from memspan.data.tokenizers.base import bytes_of
     from memspan.training.terminal import counting
 
-    n_bytes = 0
-    with counting("reading", "bytes", os.fstat(file.fileno()).st_size or None) as show:
+    n_bytes, total = 0, os.fstat(file.fileno()).st_size or None
+    with counting("reading", "bytes") as show:
         while chunk := file.read(CHUNK):
             if not n_bytes and (encoding := encoding_of(chunk)):
                 logging.getLogger("memspan").warning(encoding_hint("the prompt", encoding))
             yield chunk
             n_bytes += len(chunk)
-            show(n_bytes)
+            show(n_bytes, total)
     yield bytes_of(prompt or "")

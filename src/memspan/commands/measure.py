@@ -79,7 +79,7 @@ def _measured(name: str, corpus: str | None, options: MeasureArguments) -> Measu
     from memspan.devices import device_for
     from memspan.runs.run import Run, precision_for
     from memspan.targets import is_run
-    from memspan.training.terminal import counting_on
+    from memspan.training.terminal import counting
 
     model: Run | str = name
     precision = None
@@ -88,7 +88,7 @@ def _measured(name: str, corpus: str | None, options: MeasureArguments) -> Measu
         precision = precision_for(model, options.precision, options.matmul_precision)
     elif (options.precision, options.matmul_precision) != ("auto", "auto"):
         raise MemspanError(f"{name} is not a run: drop --precision and --matmul-precision")
-    with counting_on(f"measuring {name}", "CPU s") as progress:
+    with counting(f"measuring {name}", "CPU s") as progress:
         measured = memspan.measure(
             model,
             corpus,

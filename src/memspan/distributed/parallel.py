@@ -132,7 +132,7 @@ class _ShardedTokenModel:
         *,
         precision: Precision | None = None,
     ) -> _ShardedReader:
-        return _ShardedReader(self._model, memory or self.initial_memory(batch_size), precision)
+        return _ShardedReader(self, memory or self.initial_memory(batch_size), precision)
 
     @torch.no_grad()
     def __call__(
@@ -153,7 +153,9 @@ class _ShardedTokenModel:
 class _ShardedReader(MemoryReader[Memory]):
     """Like :class:`memspan.models.Reader`, but without state besides the memory."""
 
-    def __init__(self, model: LanguageModel, memory: Memory, precision: Precision | None) -> None:
+    def __init__(
+        self, model: _ShardedTokenModel, memory: Memory, precision: Precision | None
+    ) -> None:
         super().__init__(memory)
         self._model, self._precision = model, precision
         self.device = memory.tokens_seen.device
@@ -163,8 +165,7 @@ class _ShardedReader(MemoryReader[Memory]):
     ) -> Tensor:
         precision = self._precision
         with precision.applied(self.device) if precision else nullcontext():
-            model = _ShardedTokenModel(self._model, self.memory)
-            output = model(tokens, self.memory, targets=targets, starts=starts)
+            output = self._model(tokens, self.memory, targets=targets, starts=starts)
         self.memory = output.memory
         result = output.logits if targets is None else output.losses
         assert result is not None

@@ -189,7 +189,12 @@ def joined() -> Iterator[Processes]:
         return
     _end_with_launcher()
     try:
-        store, rank, size = _rendezvous()
+        if BY_US in os.environ:
+            store: Store = FileStore(os.environ[BY_US])
+            store.set_timeout(TIMEOUT)
+            rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        else:
+            store, rank, size = next(iter(rendezvous("env://", timeout=TIMEOUT)))
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
         failures, name = PrefixStore("memspan", store), f"{rank}"
@@ -220,15 +225,6 @@ def _wait_for_all() -> None:
     del x
     while last() is not None and time.monotonic() < end:
         time.sleep(0.001)
-
-
-def _rendezvous() -> tuple[Store, int, int]:
-    """The store through which the processes find each other, this one's rank, and their number."""
-    if BY_US not in os.environ:
-        return next(iter(rendezvous("env://", timeout=TIMEOUT)))
-    store = FileStore(os.environ[BY_US])
-    store.set_timeout(TIMEOUT)
-    return store, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
 def is_loss(error: BaseException) -> bool:

@@ -49,24 +49,19 @@ def _stop_mark() -> Path:
 
 def leave(line: str, status: int) -> None:
     """Report ``line`` and end this process at once: its threads may wait for processes that ended."""
-    _write(line, status)
-    if BY_US not in os.environ and _reports_for_all():
-        print(line, file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
-
-
-def _write(line: str, status: int) -> None:
-    """Write the report in the form that torch's launchers collect and torchrun prints."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path:
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        # In the form that torch's launchers collect and torchrun prints.
         extra = {"py_callstack": line, "timestamp": str(int(time.time())), "status": status}
         report = {"message": {"message": line, "extraInfo": extra}}
         try:
             Path(path).write_text(json.dumps(report), encoding="utf-8")
         except OSError:
             print(line, file=sys.stderr)
+    if BY_US not in os.environ and _reports_for_all():
+        print(line, file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _reports_for_all() -> bool:

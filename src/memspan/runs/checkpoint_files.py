@@ -124,12 +124,6 @@ def write_tensors(folder: Path, saved: Checkpoint, bound: Mapping[str, str]) -> 
     return {**bound, **sums}
 
 
-def read_tensors(folder: Path, state: State) -> Checkpoint:
-    """The checkpoint in ``folder``, whose ``state.json`` holds ``state``."""
-    weights, training = (read_file(folder, name, state)[0] for name in (WEIGHTS, TRAINING))
-    return Checkpoint(weights, training, state)
-
-
 def read_file(folder: Path, name: str, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
     """One of the two files, with its header; refused if it is another checkpoint's."""
     tensors, about = load_tensors(folder / name)

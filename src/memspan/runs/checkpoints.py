@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from memspan.files.tensors import checked_header, save_tensors
 from memspan.invocation import command
 from memspan.runs import shards
 from memspan.runs.checkpoint_files import (
+    TRAINING,
     WEIGHTS,
     Checkpoint,
     State,
@@ -32,7 +33,6 @@ from memspan.runs.checkpoint_files import (
     header,
     read_file,
     read_state,
-    read_tensors,
     refuse_changes,
     write_state,
     write_tensors,
@@ -52,7 +52,9 @@ class SavedCheckpoint:
         """Read its tensors; otherwise as :func:`memspan.runs.shards.read`."""
         with _suggesting_older(self.folder):
             if WEIGHTS in self.state["files"]:
-                return read_tensors(self.folder, self.state)
+                names = (WEIGHTS, TRAINING)
+                weights, training = (read_file(self.folder, n, self.state)[0] for n in names)
+                return Checkpoint(weights, training, self.state)
             return shards.read(self.folder, self.state, target, verify)
 
 
@@ -113,15 +115,41 @@ def save(lock: RunLock, checkpoint: Checkpoint, best: bool, keep: int) -> None:
     A step that is there already is not written again: the same step of a run is the same checkpoint.
     ``best``: publish its weights; ``keep``: how many of the newest checkpoints stay (0: all).
     """
-    folder, state = lock.folder, checkpoint.state
-    building = _building(folder, state["step"])
-    with _cleaning_up(lock, building):
-        if not _step_folder(folder, state["step"]).exists():
-            shutil.rmtree(building, ignore_errors=True)
-            building.mkdir(parents=True)
-            _complete(lock, building, state, write_tensors(building, checkpoint, lock.checksums))
+
+    def write(building: Path) -> dict[str, str]:
+        shutil.rmtree(building, ignore_errors=True)
+        building.mkdir(parents=True)
+        return write_tensors(building, checkpoint, lock.checksums)
+
+    _add(lock, checkpoint.state, best, keep, write)
+
+
+def commit_shards(lock: RunLock, state: State, best: bool, keep: int) -> None:
+    """Make a checkpoint of the shards that all processes have written; otherwise as :func:`save`."""
+    _add(lock, state, best, keep, lambda new: lock.checksums | shards.checksums(new / SHARDS))
+
+
+def _add(
+    lock: RunLock, state: State, best: bool, keep: int, write: Callable[[Path], dict[str, str]]
+) -> None:
+    """``write`` fills the folder of a checkpoint, and returns the checksums of its files."""
+    folder, building = lock.folder, _building(lock.folder, state["step"])
+    target = _step_folder(folder, state["step"])
+    try:
+        if not target.exists():
+            write_state(building, state, write(building))
+            lock.refuse_moved()
+            os.replace(building, target)
+            sync_folder(target.parent)
         if best:
-            _publish(_step_folder(folder, state["step"]), folder / WEIGHTS)
+            _publish(target, folder / WEIGHTS)
+    except (OSError, MemspanError) as error:
+        shutil.rmtree(building, ignore_errors=True)
+        # If the folder is gone, that explains whatever failed in it.
+        lock.refuse_moved()
+        if isinstance(error, MemspanError):
+            raise
+        raise failed_save(folder, error) from None
     _settle(folder, state["best_step"], keep)
 
 
@@ -138,17 +166,6 @@ def new_shards(folder: Path, step: int) -> Path | None:
     return building / SHARDS
 
 
-def commit_shards(lock: RunLock, state: State, best: bool, keep: int) -> None:
-    """Make a checkpoint of the shards that all processes have written; otherwise as :func:`save`."""
-    folder = lock.folder
-    building = _building(folder, state["step"])
-    with _cleaning_up(lock, building):
-        _complete(lock, building, state, lock.checksums | shards.checksums(building / SHARDS))
-        if best:
-            _publish(_step_folder(folder, state["step"]), folder / WEIGHTS)
-    _settle(folder, state["best_step"], keep)
-
-
 def drop_shards(folder: Path, step: int) -> None:
     """Delete the shards of a checkpoint that could not be completed, to free their space."""
     shutil.rmtree(_building(folder, step), ignore_errors=True)
@@ -161,29 +178,6 @@ def failed_save(folder: Path, error: BaseException) -> MemspanError:
         f"cannot save a checkpoint in {folder} ({reason}): free some space, then go on with "
         f"--resume {folder}; the last checkpoint is untouched"
     )
-
-
-@contextlib.contextmanager
-def _cleaning_up(lock: RunLock, building: Path) -> Iterator[None]:
-    """Delete a checkpoint that could not be completed, and say why."""
-    try:
-        yield
-    except (OSError, MemspanError) as error:
-        shutil.rmtree(building, ignore_errors=True)
-        # If the folder is gone, that explains whatever failed in it.
-        lock.refuse_moved()
-        if isinstance(error, MemspanError):
-            raise
-        raise failed_save(lock.folder, error) from None
-
-
-def _complete(lock: RunLock, building: Path, state: State, files: dict[str, str]) -> None:
-    """Write the state beside ``files`` of these checksums, and give the checkpoint its final name."""
-    write_state(building, state, files)
-    lock.refuse_moved()
-    target = building.with_name(building.name.removeprefix(".").removesuffix(".tmp"))
-    os.replace(building, target)
-    sync_folder(target.parent)
 
 
 def _publish(source: Path, published: Path) -> None:

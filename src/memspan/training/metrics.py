@@ -10,9 +10,10 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
@@ -33,14 +34,14 @@ Record = Mapping[str, float | None]
 """Numbers by name; None if a number does not exist, such as bits per byte of unknown tokens."""
 
 
-class Logger(Protocol):
+@dataclass(frozen=True)
+class Logger:
     """Takes one record at a time."""
 
-    def log(self, step: int, record: Record) -> None:
-        """Write the record of the state after ``step`` updates."""
-
-    def close(self) -> None:
-        """Called once, after the last record."""
+    log: Callable[[int, Record], object]
+    """Writes the record of the state after so many updates."""
+    close: Callable[[], object]
+    """Called once, after the last record."""
 
 
 def loggers(folder: Path, trackers: Iterable[str], step: int) -> list[Logger]:
@@ -48,8 +49,7 @@ def loggers(folder: Path, trackers: Iterable[str], step: int) -> list[Logger]:
 
     ``step``: that of the run, whose later records are dropped from ``metrics.jsonl``.
     """
-    others = [TRACKERS[name](folder) for name in trackers]
-    return [JsonLines(folder, step), *others]
+    return [_json_lines(folder, step), *(TRACKERS[name](folder) for name in trackers)]
 
 
 def refuse_missing(trackers: Iterable[str]) -> None:
@@ -63,90 +63,69 @@ def refuse_missing(trackers: Iterable[str]) -> None:
             ) from None
 
 
-class JsonLines:
-    """Appends each record to ``metrics.jsonl`` as one line of JSON."""
+def _json_lines(folder: Path, step: int) -> Logger:
+    path = folder / "metrics.jsonl"
+    earlier = [record for record in read(path) if record["step"] <= step]
+    write_atomically(path, "".join(json.dumps(record) + "\n" for record in earlier).encode())
 
-    def __init__(self, folder: Path, step: int = 0) -> None:
-        self.path = folder / "metrics.jsonl"
-        earlier = [record for record in read(self.path) if record["step"] <= step]
-        lines = "".join(json.dumps(record) + "\n" for record in earlier)
-        write_atomically(self.path, lines.encode())
-
-    def log(self, step: int, record: Record) -> None:
+    def log(step: int, record: Record) -> None:
         try:
-            with open(self.path, "a", encoding="utf-8") as file:
+            with open(path, "a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": step, **record}) + "\n")
         except OSError as error:
             raise MemspanError(
-                f"cannot write {self.path} ({error.strerror}): free some space, then --resume"
+                f"cannot write {path} ({error.strerror}): free some space, then --resume"
             ) from None
 
-    def close(self) -> None:
-        """Nothing to close: every record is written at once."""
+    # Every record is written at once.
+    return Logger(log, close=lambda: None)
 
 
-class TensorBoard:
+def _tensorboard(folder: Path) -> Logger:
     """Event files in the run's folder ``tensorboard``."""
+    from torch.utils.tensorboard import SummaryWriter
 
-    def __init__(self, folder: Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+    writer = SummaryWriter(str(_inside(folder, "tensorboard")))
 
-        self._writer = SummaryWriter(str(_inside(folder, "tensorboard")))
-
-    def log(self, step: int, record: Record) -> None:
+    def log(step: int, record: Record) -> None:
         for name, value in _known(record).items():
-            self._writer.add_scalar(name, value, step)
+            writer.add_scalar(name, value, step)
 
-    def close(self) -> None:
-        self._writer.close()
+    return Logger(log, writer.close)
 
 
-class Trackio:
+def _trackio(folder: Path) -> Logger:
     """A run of Trackio's project ``memspan``, named like the run's folder."""
+    import trackio
 
-    def __init__(self, folder: Path) -> None:
-        import trackio
-
-        self._run = trackio.init(project="memspan", name=folder.name)
-
-    def log(self, step: int, record: Record) -> None:
-        self._run.log({"step": step, **_known(record)})
-
-    def close(self) -> None:
-        self._run.finish()  # type: ignore[no-untyped-call]
+    run: Any = trackio.init(project="memspan", name=folder.name)
+    return Logger(lambda step, record: run.log({"step": step, **_known(record)}), run.finish)
 
 
-class Wandb:
+def _wandb(folder: Path) -> Logger:
     """A run of Weights & Biases' project ``memspan``, named like the run's folder.
 
     Its files are in the run's folder ``wandb``; ``WANDB_MODE=offline`` keeps everything there. Other
     variables, such as ``WANDB_PROJECT``, apply, too.
     """
+    import wandb
 
-    def __init__(self, folder: Path) -> None:
-        import wandb
-
-        _inside(folder, "wandb")
-        project = os.environ.get("WANDB_PROJECT") or "memspan"
-        try:
-            self._run = wandb.init(project=project, name=folder.name, dir=str(folder))
-        except wandb.errors.Error as error:
-            raise MemspanError(
-                f"wandb does not start ({error}): log in with wandb login, set WANDB_MODE=offline, or "
-                "leave it out of --train.tracker"
-            ) from None
-
-    def log(self, step: int, record: Record) -> None:
-        self._run.log(_known(record), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
+    _inside(folder, "wandb")
+    project = os.environ.get("WANDB_PROJECT") or "memspan"
+    try:
+        run = wandb.init(project=project, name=folder.name, dir=str(folder))
+    except wandb.errors.Error as error:
+        raise MemspanError(
+            f"wandb does not start ({error}): log in with wandb login, set WANDB_MODE=offline, or "
+            "leave it out of --train.tracker"
+        ) from None
+    return Logger(lambda step, record: run.log(_known(record), step=step), run.finish)
 
 
 TRACKERS: dict[str, Callable[[Path], Logger]] = {
-    "tensorboard": TensorBoard,
-    "trackio": Trackio,
-    "wandb": Wandb,
+    "tensorboard": _tensorboard,
+    "trackio": _trackio,
+    "wandb": _wandb,
 }
 """Loggers besides ``metrics.jsonl``, by the name of the library that each needs."""
 

@@ -217,10 +217,12 @@ class TrainConfig:
         check_types(self)
         trackers = dict.fromkeys(name for name in self.tracker if name != "none")
         object.__setattr__(self, "tracker", tuple(trackers))
-        at_least(
-            0, self, "evaluate_every", "evaluate_tokens", "save_every", "keep", "sample_tokens"
-        )
-        at_least(0, self, "seed")
+        at_least(1, self, "batch_size", "segment_length", "first_segment_length", "accumulate")
+        at_least(1, self, "accumulate_later", "gradient_segments", "steps")
+        at_least(1, self, "early_stopping_patience")
+        at_least(0, self, "curriculum_steps", "accumulate_from", "early_stopping_threshold")
+        at_least(0, self, "evaluate_every", "evaluate_tokens", "save_every", "keep")
+        at_least(0, self, "sample_tokens", "seed")
         refuse_contradictory_precision(self.precision, self.matmul_precision)
         self._check_segments()
         self._check_budget()
@@ -235,7 +237,6 @@ class TrainConfig:
             )
         if not budgets:
             object.__setattr__(self, "steps", 1000)
-        at_least(1, self, "steps")
         if self.epochs is not None and self.epochs <= 0:
             raise MemspanError(f"epochs must be more than 0, not {self.epochs}")
         first = self.batch_size * self.tokens_read(1)
@@ -245,9 +246,6 @@ class TrainConfig:
             )
 
     def _check_segments(self) -> None:
-        at_least(1, self, "batch_size", "segment_length", "first_segment_length")
-        at_least(1, self, "accumulate", "accumulate_later", "gradient_segments")
-        at_least(0, self, "curriculum_steps", "accumulate_from")
         for name in ("accumulate", "accumulate_later"):
             # Their losses are kept until the update.
             if (getattr(self, name) or 0) > MOST_SEGMENTS:
@@ -276,8 +274,6 @@ class TrainConfig:
             )
 
     def _check_early_stopping(self) -> None:
-        at_least(1, self, "early_stopping_patience")
-        at_least(0, self, "early_stopping_threshold")
         if self.early_stopping_patience is None and self.early_stopping_threshold:
             raise MemspanError(
                 "early_stopping_threshold is for early_stopping_patience: set both, or set the "

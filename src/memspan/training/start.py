@@ -28,13 +28,12 @@ from memspan.runs.folder import RunLock, lock_run, run_alone
 from memspan.runs.options import RunConfig, load_config, to_toml
 from memspan.runs.run import create, load
 from memspan.training.changes import Changes, changes, describe, environments_differ, refuse_fixed
-from memspan.training.checkpointer import Checkpointer
 from memspan.training.estimate import Plan, refuse_oversized_training
 from memspan.training.metrics import refuse_missing
 from memspan.training.optimisers import MakeOptimiser, learning_rate, with_optimiser
 from memspan.training.options import BUDGETS, TrainConfig
 from memspan.training.state import TrainingState, precision_of, refuse_sharing, streams_of
-from memspan.training.trainer import Trainer
+from memspan.training.trainer import Checkpointer, Trainer
 
 
 def train(

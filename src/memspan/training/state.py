@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -25,10 +26,36 @@ from memspan.runs.checkpoint_files import Checkpoint, State, load_weights, weigh
 from memspan.runs.options import RunConfig
 from memspan.runs.run import Run
 from memspan.training.changes import environment
-from memspan.training.health import Health, non_finite_rows
 from memspan.training.optimisers import MakeOptimiser, Optimiser
 from memspan.training.options import TrainConfig
 from memspan.training.warm_start import WarmStart, initialise_from
+
+
+@dataclass
+class Health:
+    """Counts of what was not finite so far; part of every checkpoint."""
+
+    skipped_updates: int = 0
+    """Updates skipped because the loss or a gradient was not finite."""
+    reset_memory_rows: int = 0
+    """Rows of memory that held values that were not finite, and were emptied."""
+
+    def __str__(self) -> str:
+        return (
+            f"{counted(self.skipped_updates, 'update')} skipped and "
+            f"{counted(self.reset_memory_rows, 'row')} of memory emptied because they were not finite"
+        )
+
+
+def non_finite_rows(memory: Memory) -> Tensor | None:
+    """bool ``[B]``: the rows that hold NaN or infinity; None if no row does."""
+    floats = [t for t in memory.tensors().values() if t.is_floating_point() and t.numel()]
+    # One pass in the usual case: a sum is finite only if all its terms are. Every device has float32;
+    # if the sum overflows, each element is checked.
+    if not floats or math.isfinite(sum(t.detach().sum(dtype=torch.float32) for t in floats)):
+        return None
+    rows = torch.stack([~t.isfinite().flatten(1).all(1) for t in floats]).any(0)
+    return rows if rows.any() else None
 
 
 def refuse_sharing(
@@ -236,16 +263,20 @@ class TrainingState:
             groups.setdefault(group, {})[key] = tensor
         own = {name: self._own_rows(tensor) for name, tensor in groups["memory"].items()}
         self.memory = type(self.memory).from_tensors(own, like=self.memory).to(self.device)
-        self.optimiser.restore(
-            {
-                n.removeprefix("optimizer/"): x
-                for n, x in groups.items()
-                if n.startswith("optimizer/")
-            }
-        )
+        kept = {n: x for n, x in groups.items() if n.startswith("optimizer/")}
+        self.optimiser.restore({n.removeprefix("optimizer/"): x for n, x in kept.items()})
         self.step = saved.state["step"]
         self._seed_this_process()
-        self._restore_generators(groups["random"])
+        for name, states in groups["random"].items():
+            # A row for each process; processes beyond those that saved keep their new seeds.
+            states = states.reshape(-1, states.shape[-1])
+            if self.processes.rank < len(states):
+                # Cloned: torch crashes on a state that is a view into another tensor.
+                state = states[self.processes.rank].clone()
+                if name == "cpu":
+                    torch.set_rng_state(state)
+                elif self.device.type == "cuda":
+                    torch.cuda.set_rng_state(state, self.device)
         self.streams.load_state_dict(saved.state["streams"])
         read = self.streams.tokens_read
         self.steps = self.config.train.updates(self.streams.row_length, self.step, read)
@@ -256,18 +287,6 @@ class TrainingState:
             raise TypeError(f"its health is {counts}")
         self.health = Health(**saved.state["health"])
         self.best = math.inf if saved.state["best"] is None else saved.state["best"]
-
-    def _restore_generators(self, random: dict[str, Tensor]) -> None:
-        # A row for each process; processes beyond those that saved keep their new seeds.
-        for name, states in random.items():
-            states = states.reshape(-1, states.shape[-1])
-            if self.processes.rank < len(states):
-                # Cloned: torch crashes on a state that is a view into another tensor.
-                state = states[self.processes.rank].clone()
-                if name == "cpu":
-                    torch.set_rng_state(state)
-                elif self.device.type == "cuda":
-                    torch.cuda.set_rng_state(state, self.device)
 
     def _own_rows(self, x: Tensor) -> Tensor:
         own = local(x)

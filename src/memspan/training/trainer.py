@@ -1,25 +1,124 @@
-"""The training loop: truncated back-propagation through time, memory carried from update to update."""
+"""The training loop: truncated back-propagation through time, memory carried from update to update;
+and the checkpoints that it writes."""
 
 from __future__ import annotations
 
 import math
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
 
+import torch.distributed as dist
 from rich.console import Console
 from torch import Tensor
 
+from memspan.data.options import title
+from memspan.distributed.processes import LostProcessError, is_loss
 from memspan.distributed.reports import report_stop
-from memspan.errors import MemspanError, NonFiniteError
+from memspan.errors import MemspanError, NonFiniteError, counted
+from memspan.evaluation import percent
 from memspan.invocation import command
-from memspan.training.checkpointer import Checkpointer
+from memspan.runs import checkpoints
+from memspan.runs.checkpoint_files import Checkpoint, State
+from memspan.runs.folder import RunLock
+from memspan.runs.shards import save_shards
 from memspan.training.metrics import MetricLogger, loggers
 from memspan.training.state import TrainingState
-from memspan.training.summary import conclude, introduce
 from memspan.training.terminal import progress, stoppable
 from memspan.training.updates import Updater
-from memspan.training.validation import Validation
+from memspan.training.validation import Validation, conclude
 
 LOG_EVERY = 10
 """Steps between training records in metrics.jsonl."""
+
+
+class Checkpointer:
+    """Writes checkpoints of ``state``; all processes call all methods.
+
+    Several processes save together while training goes on, one checkpoint at a time: each save waits
+    for the previous one, and raises its error if it failed.
+    """
+
+    def __init__(self, state: TrainingState, folder: Path, lock: RunLock | None) -> None:
+        """``lock``: on the run's ``folder``; None in processes other than the first."""
+        self.folder = folder
+        self._state, self._lock = state, lock
+        self._keep = state.config.train.keep
+        self._last: Future[None] | None = None
+
+    def save(self) -> None:
+        """Write a checkpoint of everything that the next step depends on.
+
+        Raises:
+            MemspanError: the disk is full, or the run's folder was moved or deleted.
+        """
+        state = self._state
+        # Before a validation no weights are best: the latest are published.
+        best = state.best_step in (None, state.step)
+        self.refuse_moved()
+        if state.mesh is not None:
+            self._begin(state.snapshot(), best)
+        else:
+            assert self._lock is not None
+            checkpoints.save(self._lock, state.snapshot(), best, self._keep)
+
+    def refuse_moved(self) -> None:
+        """Raise :class:`~memspan.errors.MemspanError` where the folder was moved or deleted."""
+        if self._lock is not None:
+            self._lock.refuse_moved()
+
+    def finish(self) -> None:
+        """Wait until all saves of all processes are complete."""
+        if self._state.mesh is not None:
+            self._wait()
+            self._state.processes.wait()
+
+    def export(self) -> None:
+        """At the end: convert the checkpoints of several processes into those of one."""
+        if self._state.mesh is not None and self._state.processes.first:
+            checkpoints.export(self.folder, self._keep)
+
+    def _begin(self, checkpoint: Checkpoint, best: bool) -> None:
+        """Start a save; the tensors of ``checkpoint`` may change as soon as this returns."""
+        self._wait()
+        step, new = checkpoint.state["step"], None
+        if self._lock is not None:
+            new = checkpoints.new_shards(self.folder, step)
+        folder = self._state.processes.of_first(new)
+        if folder is not None:
+            writing = save_shards(folder, checkpoint, self._group)
+            self._last = self._thread.submit(self._commit, writing, checkpoint.state, best)
+
+    def _wait(self) -> None:
+        last, self._last = self._last, None
+        if last is not None:
+            last.result()
+
+    @cached_property
+    def _group(self) -> dist.ProcessGroup:
+        # Not training's own group, whose collectives must not mix with these.
+        return dist.new_group(backend="gloo")
+
+    @cached_property
+    def _thread(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, "memspan-save")
+
+    def _commit(self, writing: Future[None], state: State, best: bool) -> None:
+        try:
+            writing.result()
+        # torch.distributed.checkpoint wraps every process's failure in one BaseException.
+        except BaseException as error:
+            cause = next((e for e, _ in getattr(error, "failures", {}).values()), error)
+            if is_loss(error) or is_loss(cause):
+                raise LostProcessError(
+                    "another process of the run has ended during a save: go on with --resume "
+                    f"{self.folder}"
+                ) from error
+            if self._lock is not None:
+                checkpoints.drop_shards(self.folder, state["step"])
+            raise checkpoints.failed_save(self.folder, cause) from error
+        if self._lock is not None:
+            checkpoints.commit_shards(self._lock, state, best, self._keep)
 
 
 class Trainer:
@@ -57,7 +156,9 @@ class Trainer:
             checkpointer.finish()
         metrics.close()
         if stopped:
-            self._report_stop()
+            again = command("train", "--resume", checkpointer.folder)
+            self.console.print(f"stopped at step {state.step:,}; continue with: {again}")
+            report_stop()
             return
         if state.stops_early:
             self.console.print(f"stopped early at step {state.step:,}: {state.patience_in_words()}")
@@ -69,7 +170,12 @@ class Trainer:
         try:
             return self.updater.update()
         except NonFiniteError as error:
-            raise MemspanError(f"{error}; {self.checkpointer.latest_in_words()}") from None
+            folder = self.checkpointer.folder
+            if steps := checkpoints.steps_of(folder):
+                kept = f"the checkpoint of step {steps[-1]} is kept in {folder}"
+            else:
+                kept = f"there was no checkpoint in {folder} yet"
+            raise MemspanError(f"{error}; {kept}") from None
 
     def _validate(self, metrics: MetricLogger) -> None:
         state, options, validation = self.state, self.state.config.train, Validation(self.state)
@@ -98,10 +204,26 @@ class Trainer:
         self.checkpointer.refuse_moved()
         return self.state.processes.any(self.asked_to_stop)
 
-    def _report_stop(self) -> None:
-        again = command("train", "--resume", self.checkpointer.folder)
-        self.console.print(f"stopped at step {self.state.step:,}; continue with: {again}")
-        report_stop()
+
+def introduce(console: Console, state: TrainingState, folder: Path) -> None:
+    """Say what is about to be trained, on what, and where it is written."""
+    text, config = state.prepared.splits["train"], state.config
+    n_parameters = sum(p.numel() for p in state.model.parameters())
+    options = config.train
+    left = options.tokens_read(state.steps) - options.tokens_read(state.step)
+    passes = (state.tokens_read + options.batch_size * left) / len(text.tokens)
+    kind = state.prepared.tokenizer.kind
+    if state.unknown_share:
+        kind += f", {percent(state.unknown_share)} unknown"
+    console.print(
+        f"{config.architecture}, {n_parameters:,} parameters, on {state.device} in "
+        f"{state.precision}\n"
+        f"corpus {title(config.data.texts)}: {len(text.tokens):,} training tokens ({kind}), read "
+        f"{passes:.2f} times in {counted(state.steps, 'step')}\nrun folder {folder}",
+        highlight=False,
+    )
+    for line in state.precision.notices(state.device, state.model.float32_part()):
+        console.print(line, highlight=False)
 
 
 def _is_due(every: int, step: int) -> bool:

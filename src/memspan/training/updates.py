@@ -6,16 +6,18 @@ import math
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from memspan.data.streams import Segment
 from memspan.distributed.processes import whole
 from memspan.errors import NonFiniteError
 from memspan.models.output import Output
 from memspan.nn import NOT_SCORED
-from memspan.training.health import MOST_SKIPS_IN_A_ROW, describe_position, largest_gradients
 from memspan.training.optimisers import learning_rate
 from memspan.training.state import TrainingState
+
+MOST_SKIPS_IN_A_ROW = 50
+"""Consecutive skipped updates after which training stops: it does not recover from there."""
 
 
 class Updater:
@@ -118,3 +120,26 @@ class Updater:
                 f"--optim.learning-rate, or set --optim.clip-norm{more}"
             )
         state.model.zero_grad()
+
+
+def largest_gradients(model: nn.Module, n: int = 3) -> str:
+    """The ``n`` parameters of ``model`` with the largest gradients and their norms, as text."""
+    norms = {
+        name: whole(p.grad.norm()).item()
+        for name, p in model.named_parameters()
+        if p.grad is not None
+    }
+    # NaN cannot be compared: it counts as the largest.
+    order = sorted(norms, key=lambda name: math.inf if math.isnan(norms[name]) else norms[name])
+    named = ", ".join(f"{name} {norms[name]:.3g}" for name in order[: -n - 1 : -1])
+    return f"largest gradients: {named}"
+
+
+def describe_position(segment: Segment, losses: Tensor) -> str:
+    """The positions in the training text of the rows whose ``losses [B, T]`` are not finite, or of all
+    rows if every loss is (and a gradient is not)."""
+    bad = (~losses.isfinite()).any(1)
+    rows = bad.nonzero()[:, 0].tolist() or list(range(len(bad)))
+    length = segment.inputs.shape[1]
+    named = [f"{first:,} to {first + length:,}" for first in segment.first[rows[:3]].tolist()]
+    return f"tokens {', '.join(named)}{' and others' if len(rows) > 3 else ''} of the training text"

@@ -27,13 +27,11 @@ class WarmStart:
     def summary(self) -> str:
         """A few lines for people; layers of one kind are named once."""
         lines = [f"initialised from {self.source}: {len(self.mapped)} tensors mapped"]
-        for title, names in (
-            ("mapped", self.mapped),
-            ("in part", self.partly),
-            ("new", self.fresh),
-        ):
+        parts = {"mapped": self.mapped, "in part": self.partly, "new": self.fresh}
+        for title, names in parts.items():
             if names:
-                lines.append(f"  {title}: {', '.join(_by_kind(names))}")
+                kinds = dict.fromkeys(re.sub(r"layers\.\d+", "layers.*", name) for name in names)
+                lines.append(f"  {title}: {', '.join(kinds)}")
         return "\n".join(lines)
 
 
@@ -91,7 +89,3 @@ def _copy(model: LanguageModel, found: dict[str, Tensor], source: str) -> WarmSt
         else:
             report.fresh.append(name)
     return report
-
-
-def _by_kind(names: list[str]) -> list[str]:
-    return list(dict.fromkeys(re.sub(r"layers\.\d+", "layers.*", name) for name in names))
