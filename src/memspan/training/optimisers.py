@@ -57,13 +57,14 @@ def _muon(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
 
 def _part(group: dict[str, Any], matrices: bool) -> dict[str, Any]:
     """The backbone's weight matrices in a group, or the rest of it."""
-    chosen = []
-    for name, parameter in zip(group["names"], group["params"], strict=True):
-        # Tables of positions and some biases are matrices, too.
-        is_weight = name.startswith("backbone.") and "weight" in name.rpartition(".")[2]
-        if (is_weight and parameter.dim() == 2) == matrices:
-            chosen.append((name, parameter))
-    return group | _named(chosen)
+    pairs = zip(group["names"], group["params"], strict=True)
+    return group | _named([pair for pair in pairs if _is_weight_matrix(*pair) == matrices])
+
+
+def _is_weight_matrix(name: str, parameter: Tensor) -> bool:
+    # Tables of positions and some biases are matrices, too.
+    is_weight = name.startswith("backbone.") and "weight" in name.rpartition(".")[2]
+    return is_weight and parameter.dim() == 2
 
 
 class _Together(torch.optim.Optimizer):
@@ -120,16 +121,20 @@ def groups_of(model: LanguageModel, config: OptimConfig) -> Groups:
     for parameters, factor in zip(model.clip_groups(), factors, strict=False):
         ids = {id(p) for p in parameters}
         named = [(name, p) for name, p in model.named_parameters() if id(p) in ids]
-        # Some biases are matrices, with a row for each head.
-        matrices = [(name, p) for name, p in named if p.dim() >= 2 and "bias" not in name]
-        others = [(name, p) for name, p in named if p.dim() < 2 or "bias" in name]
-        for part, decay in ((matrices, config.weight_decay), (others, 0.0)):
-            groups.append({**_named(part), "weight_decay": decay, "factor": factor})
+        for decayed in (True, False):
+            part = _named([pair for pair in named if _is_decayed(*pair) == decayed])
+            decay = config.weight_decay if decayed else 0.0
+            groups.append({**part, "weight_decay": decay, "factor": factor})
     return groups
 
 
 def _named(pairs: Sequence[tuple[str, Tensor]]) -> dict[str, Any]:
     return {"params": [p for _, p in pairs], "names": [name for name, _ in pairs]}
+
+
+def _is_decayed(name: str, parameter: Tensor) -> bool:
+    # Some biases are matrices, with a row for each head.
+    return parameter.dim() >= 2 and "bias" not in name
 
 
 class Optimiser:

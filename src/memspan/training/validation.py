@@ -185,10 +185,7 @@ def _show_score(
     else:
         worth = "this architecture has no memory"
     if scores.bits_per_byte is not None:
-        # Without a file's header.
-        filters = [{"id": lzma.FILTER_LZMA2, "preset": 6}]
-        compressed = lzma.compress(text, lzma.FORMAT_RAW, filters=filters)
-        rows["lzma, a compressor"] = f"{8 * len(compressed) / len(text):.3f} bits per byte"
+        rows["lzma, a compressor"] = f"{_compressed(text):.3f} bits per byte"
     say(f"\nscore on {part}, {counted(scores.tokens, 'token')} in one stream{apart}:")
     for what, score in rows.items():
         say(f"  {what:<{max(map(len, rows))}}   {score}", highlight=False)
@@ -206,6 +203,12 @@ def _in_words(scores: Scores) -> str:
     if scores.bits_per_byte is None:
         return perplexity
     return f"{scores.bits_per_byte:.3f} bits per byte   ({perplexity})"
+
+
+def _compressed(text: bytes) -> float:
+    """Bits per byte of ``text`` as lzma packs it, without a file's header."""
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 6}]
+    return 8 * len(lzma.compress(text, lzma.FORMAT_RAW, filters=filters)) / len(text)
 
 
 def prompt_from(text: bytes) -> str:
