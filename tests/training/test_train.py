@@ -29,8 +29,8 @@ from memspan.runs.run import create
 from memspan.training import metrics, start, updates, validation
 from memspan.training.options import OptimConfig, TrainConfig
 from memspan.training.state import TrainingState
+from memspan.training.summary import prompt_from
 from memspan.training.trainer import Checkpointer
-from memspan.training.validation import prompt_from
 from tiny_runs import assert_same, at_step, cut_at, step_of
 from warm import Child
 

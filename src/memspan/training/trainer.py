@@ -12,11 +12,9 @@ import torch.distributed as dist
 from rich.console import Console
 from torch import Tensor
 
-from memspan.data.options import title
 from memspan.distributed.processes import LostProcessError, is_loss
 from memspan.distributed.reports import report_stop
-from memspan.errors import MemspanError, NonFiniteError, counted
-from memspan.evaluation import percent
+from memspan.errors import MemspanError, NonFiniteError
 from memspan.invocation import command
 from memspan.runs import checkpoints
 from memspan.runs.checkpoint_files import Checkpoint, State
@@ -24,9 +22,10 @@ from memspan.runs.folder import RunLock
 from memspan.runs.shards import save_shards
 from memspan.training.metrics import MetricLogger, loggers
 from memspan.training.state import TrainingState
+from memspan.training.summary import conclude, introduce
 from memspan.training.terminal import progress, stoppable
 from memspan.training.updates import Updater
-from memspan.training.validation import Validation, conclude
+from memspan.training.validation import Validation
 
 LOG_EVERY = 10
 """Steps between training records in metrics.jsonl."""
@@ -203,27 +202,6 @@ class Trainer:
         """Whether to stop before the next update: all processes do, or none."""
         self.checkpointer.refuse_moved()
         return self.state.processes.any(self.asked_to_stop)
-
-
-def introduce(console: Console, state: TrainingState, folder: Path) -> None:
-    """Say what is about to be trained, on what, and where it is written."""
-    text, config = state.prepared.splits["train"], state.config
-    n_parameters = sum(p.numel() for p in state.model.parameters())
-    options = config.train
-    left = options.tokens_read(state.steps) - options.tokens_read(state.step)
-    passes = (state.tokens_read + options.batch_size * left) / len(text.tokens)
-    kind = state.prepared.tokenizer.kind
-    if state.unknown_share:
-        kind += f", {percent(state.unknown_share)} unknown"
-    console.print(
-        f"{config.architecture}, {n_parameters:,} parameters, on {state.device} in "
-        f"{state.precision}\n"
-        f"corpus {title(config.data.texts)}: {len(text.tokens):,} training tokens ({kind}), read "
-        f"{passes:.2f} times in {counted(state.steps, 'step')}\nrun folder {folder}",
-        highlight=False,
-    )
-    for line in state.precision.notices(state.device, state.model.float32_part()):
-        console.print(line, highlight=False)
 
 
 def _is_due(every: int, step: int) -> bool:
