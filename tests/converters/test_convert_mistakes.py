@@ -108,6 +108,10 @@ MISTAKES: dict[str, tuple[Edit, str]] = {
     "no words": (vocab({"counter": {}}), "neither sym2idx nor idx2sym"),
     "half a character": (vocab({"idx2sym": ["\ud800"]}), "not text"),
     "characters for words": (vocab(vocabulary(20) | {"delimiter": ""}), "has a delimiter"),
+    "a case that is text": (
+        vocab(vocabulary(20) | {"lower_case": "False"}),
+        "lower_case is neither true nor false",
+    ),
     "a hostile vocabulary": (vocab(Hostile()), "holds pathlib.* could run a program"),
     "a hostile vocab.bin": (
         lambda f: (torch.save(Hostile(), f / "vocab.bin"), (f / "vocab.pkl").unlink()),

@@ -18,6 +18,8 @@ from torch.distributed.run import main as torchrun
 import memspan
 from memspan import cli
 from memspan.data.options import DataConfig
+from memspan.data.prepared import prepare
+from memspan.distributed.processes import Processes
 from memspan.errors import MemspanError
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.fast_weights.config import FastWeightsConfig
@@ -30,6 +32,7 @@ from memspan.runs.folder import lock_run
 from memspan.runs.options import RunConfig, to_toml
 from memspan.training import metrics, start, trainer
 from memspan.training.options import OptimConfig, TrainConfig
+from memspan.training.state import TrainingState
 from several_processes import OWN, run, together, wait_with_a_child
 from tiny_runs import assert_same
 from warm import Child, listeners, wait_for, workers
@@ -370,3 +373,11 @@ def test_a_mistake_of_all_processes_is_said_once() -> None:
     # Beside it stands what torchrun says itself.
     assert len(re.findall("^memspan: 3 batch rows", said, re.MULTILINE)) == 1
     assert not Path("r").exists()
+
+
+def test_resuming_asks_for_rows_that_divide() -> None:
+    start.train(config("transformer-xl", steps=2), Path("r"))
+    prepared = prepare("text.txt", "characters", None)
+    parts = (prepared, torch.device("cpu"))
+    with pytest.raises(MemspanError, match="4 batch rows cannot be shared by 3 processes evenly"):
+        TrainingState(config("transformer-xl"), *parts, Processes(0, 3))

@@ -42,13 +42,18 @@ def read_vocabulary(folder: Path, vocab_size: int) -> tuple[WordTokenizer, list[
         raise MemspanError(
             f"{path} has a delimiter, but memspan splits words at white space: it cannot be converted"
         )
+    lower_case = values.get("lower_case", False)
+    if not isinstance(lower_case, bool):
+        raise MemspanError(
+            f"{path}: lower_case is neither true nor false: get the vocabulary again"
+        )
     words = words_of(values, path)
     if len(words) != vocab_size:
         raise MemspanError(
             f"{path} has {len(words):,} words, and the model {vocab_size:,} embeddings: put the "
             "model's own vocabulary there"
         )
-    return WordTokenizer(words, bool(values.get("lower_case"))), []
+    return WordTokenizer(words, lower_case), []
 
 
 def numbers(vocab_size: int, remedy: str) -> tuple[WordTokenizer, list[str]]:
