@@ -5,11 +5,13 @@ No torch here: the command line prints before it imports torch.
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from datetime import timedelta
 from types import FrameType
@@ -20,6 +22,8 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 PLAIN_SECONDS = 30
 """Seconds between the lines that replace a progress bar without a terminal."""
+ESTIMATE_UPDATES = 100
+"""The time left follows from the mean speed over this many updates of a progress bar."""
 STOPPING = (signal.SIGINT, signal.SIGTERM, *((signal.SIGHUP,) if os.name == "posix" else ()))
 """Signals that stop training, with a checkpoint."""
 
@@ -39,37 +43,45 @@ def unbreakable_output() -> Iterator[None]:
                 file=stderr,
             )
 
-    # Any: it is not a subclass of the streams that it stands for.
-    unbreakable: Any = Unbreakable
     stdout, stderr = sys.stdout, sys.stderr
     # They are None if the caller closed them.
     with (
-        redirect_stdout(stdout and unbreakable(stdout, report)),
-        redirect_stderr(stderr and unbreakable(stderr, lambda error: None)),
+        redirect_stdout(stdout and Unbreakable(stdout, report)),
+        redirect_stderr(stderr and Unbreakable(stderr, lambda error: None)),
     ):
         yield
 
 
-class Unbreakable:
+class Unbreakable(io.TextIOBase):
     """A text stream that drops what ``target`` cannot take; ``report`` is called the first time."""
 
     def __init__(self, target: TextIO, report: Callable[[OSError], None]) -> None:
         self._target, self._report, self._reported = target, report, False
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._target, name)
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._target.encoding
+
+    def isatty(self) -> bool:
+        return self._target.isatty()
+
+    def fileno(self) -> int:
+        return self._target.fileno()
 
     def write(self, text: str) -> int:
-        self._try(self._target.write, text)
+        with self._reporting():
+            self._target.write(text)
         return len(text)
 
     def flush(self) -> None:
-        self._try(self._target.flush)
+        with self._reporting():
+            self._target.flush()
 
-    def _try(self, act: Callable[..., object], *arguments: str) -> None:
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
         # Every write is tried again: a full disk may have room by now.
         try:
-            act(*arguments)
+            yield
         except OSError as error:
             if not self._reported:
                 self._reported = True
@@ -155,15 +167,22 @@ def _bar(
         bar.add_task("", total=total, rest="", **fields)
         (task,) = bar.tasks
         printed = time.monotonic()
+        seen: deque[tuple[float, int]] = deque(maxlen=ESTIMATE_UPDATES)
 
         def show(completed: int, **values: Any) -> None:
             nonlocal printed
-            bar.update(task.id, completed=completed, **values)
-            seconds = task.time_remaining
-            rest = "" if seconds is None else f"  left {timedelta(seconds=seconds)}"
-            bar.update(task.id, rest=rest)
+            seen.append((time.monotonic(), completed))
+            bar.update(task.id, completed=completed, rest=_time_left(seen, total), **values)
             if not console.is_terminal and time.monotonic() - printed >= PLAIN_SECONDS:
                 printed = time.monotonic()
                 console.print(f"{left}  {right}".format(task=task), highlight=False)
 
         yield show
+
+
+def _time_left(seen: Sequence[tuple[float, int]], total: int | None) -> str:
+    """The time until ``total`` at the mean speed of ``seen`` (times and counts); empty if unknown."""
+    (start, first), (now, last) = seen[0], seen[-1]
+    if total is None or last == first:
+        return ""
+    return f"  left {timedelta(seconds=round((now - start) * (total - last) / (last - first)))}"
