@@ -71,10 +71,10 @@ def conclude(console: Console, state: TrainingState, folder: Path) -> None:
         say(sample.strip("\n"), markup=False, highlight=False)
     _show_score(console, state, validation, text)
     words = prompt_from(text)
-    begun = ["--prompt", words, "--min-p", MIN_P] if words else []
+    chosen = ["--prompt", words, "--min-p", MIN_P] if words else []
     say("\nnext:", style="bold")
     # Commands are copied: no line breaks or colours inside.
-    for arguments in (["generate", folder, *begun], ["evaluate", folder], ["measure", folder]):
+    for arguments in (["generate", folder, *chosen], ["evaluate", folder], ["measure", folder]):
         say(f"  {command(*arguments)}", highlight=False)
 
 
