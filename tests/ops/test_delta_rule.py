@@ -275,6 +275,19 @@ def test_heads_of_keys_serve_several_of_values(implementation: str, length: int)
     assert_all_same(delta_rule(**shared, implementation=implementation), list(expected), 1e-12)
 
 
+@pytest.mark.parametrize("width", [4, 40])
+@fast
+def test_one_token_without_gradients(implementation: str, width: int) -> None:
+    """A path of its own in C: of heads that share keys, cut from a longer text."""
+    t = inputs("gated", 4, n_heads=6, width=width)
+    one = {name: x if name == "weights" else x[:, :, 2:3] for name, x in t.items()}
+    one |= {name: one[name][:, :2] for name in ("q", "k")}
+    one["weights"] = one["weights"].mT.contiguous().mT
+    repeated = {name: one[name].repeat_interleave(3, 1) for name in ("q", "k")}
+    expected = delta_rule(**one | repeated, implementation="reference")
+    assert_all_same(delta_rule(**one, implementation=implementation), list(expected), 1e-11)
+
+
 @pytest.mark.parametrize("strongest", [-1e4, -torch.inf])
 @fast
 def test_what_follows_a_strong_decay_is_exact(implementation: str, strongest: float) -> None:
@@ -318,7 +331,7 @@ def test_empty_memories_are_memories(implementation: str, length: int, width: in
 def test_the_memory_can_be_written_in_place(implementation: str, rule: str, length: int) -> None:
     t = inputs(rule, length)
     y, after = delta_rule(**t, implementation=implementation)
-    transposed = torch.empty_like(after.mT).mT
+    transposed = torch.empty_like(after).mT.contiguous().mT
     for out in (torch.empty_like(after), transposed, t["weights"]):
         found, same = delta_rule(**t, implementation=implementation, out=out)
         assert same is out
