@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
 from architectures import CASES
+from memspan.measurement import inside
+from memspan.measurement.subject import Budget
 from memspan.models import FastWeights
+from memspan.models.protocol import AttentionWeights, WriteRetention
 
 RELATIVE = ["xl-segment", "xl-fixed", "compressive", "feedback", "feedback-last-post"]
 
@@ -80,3 +86,59 @@ def test_what_is_kept_of_a_value_is_what_its_write_still_adds(name: str) -> None
                 left = left * (by_query[0] / by_query[1])[..., None]
             share = (left * written).sum(-1) / (written * written).sum(-1)
             assert torch.allclose(found[:, :, n], share, atol=1e-5)
+
+
+@pytest.fixture
+def looked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """History and tokens of every look; nothing is read for them."""
+    seen: list[tuple[int, int]] = []
+
+    def after_history(subject: Any, draws: Any, *sizes: int) -> tuple[None, None]:
+        seen.append(sizes)  # type: ignore[arg-type]
+        return None, None
+
+    monkeypatch.setattr(inside, "after_history", after_history)
+    return seen
+
+
+def subject_that_says(look: str, found: object) -> Any:
+    """A run of 100 tokens whose backbone always says the same."""
+    backbone = SimpleNamespace(**{look: lambda x, memory: found})
+    return SimpleNamespace(
+        segment_length=2, tokens=range(100), model=SimpleNamespace(backbone=backbone)
+    )
+
+
+def test_attention_is_added_up_by_distance(
+    looked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By hand: two tokens and three keys, one of them in memory."""
+    weights = torch.tensor([[0.25, 0.25, 0.5], [0.5, 0.25, 0.25]])[None, None]
+    distances = torch.tensor([[2.0, 1.0, 0.0], [3.0, 2.0, 1.0]])[None]
+    in_memory = torch.tensor([[True, False, False]])
+    kinds = {"memory": in_memory, "segment": ~in_memory}
+    subject = subject_that_says("attention_weights", AttentionWeights([weights], distances, kinds))
+    monkeypatch.setattr(inside, "MOST_TOKENS", 3)
+    first, last = inside.attention(subject, 10, Budget(60))
+    assert looked == [(10, 2)] * 2
+    assert (first.tokens, last.tokens) == (2, 4)
+    assert last.distances == (0, 1, 2)
+    (layer,) = last.layers
+    # 0, 1, and 2 to 3 tokens back.
+    assert layer.by_distance == pytest.approx((0.25, 0.25, 0.5))
+    assert layer.by_kind == pytest.approx({"memory": 0.375, "segment": 0.625})
+    assert layer.mean_distance == pytest.approx(1.5)
+
+
+def test_what_is_kept_is_told_after_powers_of_two(
+    looked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, rank = torch.arange(9.0, 0, -1)[None] / 9, torch.tensor([2.5])
+    subject = subject_that_says("write_retention", WriteRetention(kept, rank, 4))
+    monkeypatch.setattr(inside, "MOST_ROUNDS", 2)
+    *_, last = inside.retention(subject, 9, Budget(60))
+    assert looked == [(9, 9)] * 2
+    assert (last.after, last.full_rank) == ((0, 1, 2, 4, 8), 4)
+    (layer,) = last.layers
+    assert layer.kept == pytest.approx([each / 9 for each in (9, 8, 7, 5, 1)])
+    assert layer.effective_rank == 2.5
