@@ -111,7 +111,9 @@ def test_a_run_goes_on_with_or_without_recomputing() -> None:
 
 @pytest.mark.processes
 def test_sigkill_at_a_random_step_loses_nothing() -> None:
-    options = config(steps=60, save_every=5, evaluate_every=30)
+    options = dataclasses.replace(
+        config(steps=100_000, save_every=5, evaluate_every=30), optim=OptimConfig(schedule="constant")
+    )
     killed = Child("killed", start.train, options, Path("run"))
     checkpoints_of = Path("run/checkpoints")
     while killed.poll() is None and not len(list(checkpoints_of.glob("step-*"))) >= 2:
@@ -120,7 +122,9 @@ def test_sigkill_at_a_random_step_loses_nothing() -> None:
     killed.send_signal(signal.SIGKILL)
     status, errors = killed.ended()
     assert status == -signal.SIGKILL, errors
-    start.resume(Path("run"))
+    few = dataclasses.replace(options.train, steps=step_of("run") + 12)
+    options = dataclasses.replace(options, train=few)
+    start.resume(Path("run"), config=options)
     start.train(options, Path("whole"))
     assert_same("whole", "run")
 
