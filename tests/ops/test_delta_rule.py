@@ -24,7 +24,7 @@ from golden import assert_same
 from memspan.errors import MemspanError
 from memspan.ops.fast_weights import compiled
 from memspan.ops.fast_weights.feature_maps import DPFP, dpfp, sum_to_one
-from memspan.ops.fast_weights.rules import Chunking, delta_rule, outer_product_rule
+from memspan.ops.fast_weights.rules import Chunking, RuleInputs, delta_rule, outer_product_rule
 from memspan.ops.native import threads
 
 LENGTHS = [1, 63, 64, 100, 300]
@@ -286,6 +286,19 @@ def test_one_token_without_gradients(implementation: str, width: int) -> None:
     repeated = {name: one[name].repeat_interleave(3, 1) for name in ("q", "k")}
     expected = delta_rule(**one | repeated, implementation="reference")
     assert_all_same(delta_rule(**one, implementation=implementation), list(expected), 1e-11)
+    if implementation == "compiled":
+        given = RuleInputs(**one, feature_map=None, chunking=Chunking())
+        assert compiled.read_one(given) is not None
+        for wrong in (
+            {"log_decay": -given.log_decay},
+            {"beta": given.beta[:, :1]},
+            {"k": given.k.float()},
+            {"q": given.q.clone().requires_grad_()},
+            {"chunking": Chunking(size=0)},
+            {"v": given.v[:, :5]},
+            {"out": given.weights[:1]},
+        ):
+            assert compiled.read_one(given._replace(**wrong)) is None
 
 
 @pytest.mark.parametrize("strongest", [-1e4, -torch.inf])

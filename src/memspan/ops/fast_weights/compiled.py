@@ -59,41 +59,56 @@ def run(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
         save_every = SAVE_EVERY_RECOMPUTING
     tensors = [q, k, inputs.v, inputs.weights]
     tensors += [x for x in (inputs.beta, inputs.log_decay) if x is not None]
-    if inputs.log_decay is not None and inputs.v.shape[2] == 1 and _no_gradients(tensors):
-        return _read_one(tensors, inputs.out)
     apply: Any = _Rule.apply
     y, after = apply((nu, epsilon, save_every), *tensors)
     return y, after
-
-
-def _no_gradients(tensors: Sequence[Tensor]) -> bool:
-    """Whether nothing is recorded for these: neither backward nor forward mode, nor a transform."""
-    return (
-        not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
-        and forward_ad._current_level < 0
-        and not any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors))
-    )
 
 
 _ONE_TOKEN = struct.Struct("3l 8l")
 """``OneToken`` in C."""
 
 
-def _read_one(tensors: Sequence[Tensor], out: Tensor | None) -> tuple[Tensor, Tensor]:
-    """A single token with a decay: a graph and views would take most of its time."""
-    q, k, v, before, beta, log_decay = [t.contiguous() for t in tensors]
-    y, after = torch.empty_like(v), out
-    if after is None or not after.is_contiguous():
-        after = torch.empty_like(before)
-    batch, n_heads, _, width = k.shape
-    _, n_value_heads, _, value_width = v.shape
-    sizes = (n_value_heads // n_heads, width, value_width)
-    pointers = [t.data_ptr() for t in (q, k, v, beta, log_decay, y, before, after)]
-    code = compiler.functions(SOURCE, v.dtype, False)
-    assert code is not None
-    one_token = (_ONE_TOKEN.pack(*sizes, *pointers),)
+def read_one(inputs: RuleInputs) -> tuple[Tensor, Tensor] | None:
+    """A single token with a decay: checks one by one, a graph and views would take most of its time.
+
+    None unless all is as it must be and nothing is recorded: :func:`run` serves everything else.
+    """
+    q, k, v, beta, before, feature_map, chunking, log_decay, out = inputs
+    if beta is None or log_decay is None or feature_map is not None or chunking.size < 1:
+        return None
+    tensors = (q, k, v, beta, log_decay, before, before if out is None else out)
+    if torch.compiler.is_compiling() or {*map(type, tensors)} != {Tensor} or _recorded(tensors):
+        return None
+    dtype, sizes = v.dtype, (*q.shape, *v.shape[1::2])
+    if len(sizes) != 6 or sizes[2] != 1 or not q.numel() or not v.numel():
+        return None
+    batch, n_heads, _, width, n_value_heads, value_width = sizes
+    item, memory = (batch, n_value_heads, 1), (batch, n_value_heads, width, value_width)
+    shapes = (q.shape, q.shape, (*item, value_width), item, item, memory, memory)
+    for t, shape in zip(tensors, shapes, strict=True):
+        if t.shape != shape or t.dtype is not dtype or not t.is_cpu:
+            return None
+    if n_value_heads % n_heads or dtype not in compiler.TYPES:
+        return None
+    code = compiler.functions(SOURCE, dtype, False)
+    if code is None or log_decay.max().item() > 0:
+        return None
+    q, k, v, beta, log_decay, before = [t.contiguous() for t in tensors[:-1]]
+    y = torch.empty_like(v)
+    after = torch.empty_like(before) if out is None or not out.is_contiguous() else out
+    given = [t.data_ptr() for t in (q, k, v, beta, log_decay, y, before, after)]
+    one_token = (_ONE_TOKEN.pack(n_value_heads // n_heads, width, value_width, *given),)
     in_shares(code.one_token, one_token, batch * n_heads, before.numel())
     return y, after
+
+
+def _recorded(tensors: Sequence[Tensor]) -> bool:
+    """Whether something is recorded of these: for backward, forward mode or a transform."""
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        return True
+    return (
+        forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
+    )
 
 
 Options = tuple[int, float | None, int]

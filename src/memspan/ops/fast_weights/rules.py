@@ -154,6 +154,12 @@ def _compiled(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
     return compiled.run(inputs)
 
 
+def _read_one(inputs: RuleInputs) -> tuple[Tensor, Tensor] | None:
+    from memspan.ops.fast_weights import compiled
+
+    return compiled.read_one(inputs)
+
+
 def _compiled_obstacle(inputs: RuleInputs) -> str | None:
     from memspan.ops.fast_weights import compiled
 
@@ -237,9 +243,14 @@ def delta_rule(
             implementation does not exist or cannot run.
     """
     inputs = RuleInputs(q, k, v, beta, weights, feature_map, chunking or _CHUNKING, log_decay, out)
-    # Only fla's kernels take a memory of another type.
-    inputs.check(alike=implementation != "fla")
-    y, after = choose(IMPLEMENTATIONS, implementation, inputs)(inputs)
+    read = None
+    if log_decay is not None and implementation in (None, "compiled"):
+        read = _read_one(inputs)
+    if read is None:
+        # Only fla's kernels take a memory of another type.
+        inputs.check(alike=implementation != "fla")
+        read = choose(IMPLEMENTATIONS, implementation, inputs)(inputs)
+    y, after = read
     if out is None or after is out:
         return y, after
     return y, out.copy_(after)
