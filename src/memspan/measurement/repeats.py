@@ -7,21 +7,19 @@ replaces the first appearance.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from memspan.data.streams import Segment
-from memspan.measurement.span import histories
+from memspan.measurement.span import affordable, histories, rounds
 from memspan.measurement.statistics import Blocks, Estimate
 from memspan.measurement.subject import SEED, Budget, Subject
 
 LENGTH = 16
 """Tokens of a string. The first is not scored: nothing announces it."""
-MOST_ROWS = 32
-"""Strings that are read at once."""
 MOST_STRINGS = 2048
 
 
@@ -56,46 +54,32 @@ class Repeats:
 def measured(subject: Subject, longest: int, budget: Budget) -> Iterator[Repeats]:
     """Results from more and more strings, as long as the budget lasts."""
     draws = np.random.default_rng(SEED)
-    scale = [n for n in histories(longest) if n >= LENGTH]
-    rows, seconds = 8, 0.0
+    scale: Iterable[int] = affordable([n for n in histories(longest) if n >= LENGTH], budget)
     nats: list[np.ndarray] = []
     n_bytes: list[np.ndarray] = []
-    while sum(len(n) for n in nats) < MOST_STRINGS:
-        if seconds:
-            rows = min(rows, MOST_ROWS, int(budget.left() / seconds))
-        if rows < 1:
-            return
-        before, last = budget.spent(), 0.0
+    done = 0
+    for rows in rounds(budget):
         strings, others = (_strings(subject, draws, rows) for _ in range(2))
         line = int(draws.integers(subject.segment_length))
-        found: list[np.ndarray] = []
-        for distance in scale:
-            # In the first round the cost of a distance is unknown.
-            if not seconds and budget.left() < 2 * last:
-                break
-            start = budget.spent()
-            between = _text(subject, draws, rows, distance - LENGTH)
-            found += _costs(subject, strings, others, between, line)
-            last = budget.spent() - start
-        if not seconds:
-            scale = scale[: len(found) // 2]
+        found = {}
+        for n in scale:
+            between = _text(subject, draws, rows, n - LENGTH)
+            found[n] = _costs(subject, strings, others, between, line)
+        scale = list(found)
         if not scale:
             return
-        seconds = (budget.spent() - before) / rows
-        nats.append(np.stack(found, -1))
+        nats.append(np.concatenate(list(found.values()), 1))
         n_bytes.append(subject.n_bytes(torch.from_numpy(strings[:, 1:])))
         blocks = Blocks(np.concatenate(nats), np.concatenate(n_bytes))
+        repeated, control = blocks.bits_per_byte.reshape(-1, 2).T.tolist()
         points = tuple(
-            RepeatPoint(
-                distance,
-                repeated=float(blocks.bits_per_byte[2 * i]),
-                control=float(blocks.bits_per_byte[2 * i + 1]),
-                gain=blocks.difference(2 * i + 1, 2 * i),
-            )
-            for i, distance in enumerate(scale)
+            RepeatPoint(n, repeated[i], control[i], gain=blocks.difference(2 * i + 1, 2 * i))
+            for i, n in enumerate(scale)
         )
-        yield Repeats(sum(len(n) for n in nats), points)
-        rows *= 2
+        done += rows
+        yield Repeats(done, points)
+        if done >= MOST_STRINGS:
+            return
 
 
 def _strings(subject: Subject, draws: np.random.Generator, rows: int) -> np.ndarray:
@@ -114,11 +98,11 @@ def _text(subject: Subject, draws: np.random.Generator, rows: int, length: int) 
 
 def _costs(
     subject: Subject, strings: np.ndarray, others: np.ndarray, between: np.ndarray, line: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Nats ``[B]`` of ``strings`` but their first tokens, after themselves and after ``others``."""
+) -> np.ndarray:
+    """Nats ``[B, 2]`` of ``strings`` but their first tokens, after themselves and after ``others``."""
     first = np.concatenate([strings, others])
     rows = np.concatenate([first, np.tile(between, (2, 1)), np.tile(strings, (2, 1))], 1)
     tokens = torch.from_numpy(rows)
     segment = Segment(tokens[:, :-1], tokens[:, 1:], None, torch.zeros(len(tokens)).long())
-    nats = subject.losses(segment, subject.cuts(rows.shape[1] - 1, line), LENGTH - 1).sum(1)
-    return nats[: len(strings)], nats[len(strings) :]
+    losses = subject.losses(segment, subject.cuts(rows.shape[1] - 1, line), LENGTH - 1)
+    return np.stack(np.split(losses.sum(1), 2), 1)

@@ -8,7 +8,7 @@ it surely is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,7 +21,7 @@ TOLERANCE = 0.01
 BLOCK = 64
 """Neighbouring targets in the text that form a block."""
 MOST_ROWS = 32
-"""Blocks of a round."""
+"""Rows of a round."""
 MOST_READ = 128
 """Rows that are read at once."""
 MOST_TARGETS = 32768
@@ -71,6 +71,27 @@ def histories(longest: int) -> list[int]:
     return [1 << i for i in range(longest.bit_length()) if 1 << i <= longest]
 
 
+def rounds(budget: Budget) -> Iterator[int]:
+    """Numbers of rows for more and more rounds; the next begins only if it would end in time."""
+    rows = 8
+    while rows > 0:
+        before = budget.spent()
+        yield rows
+        seconds = (budget.spent() - before) / rows
+        rows = min(2 * rows, MOST_ROWS, int(budget.left() / seconds) if seconds else MOST_ROWS)
+
+
+def affordable(scale: Iterable[int], budget: Budget) -> Iterator[int]:
+    """What the budget lasts for, of a first round at the distances of ``scale``."""
+    last = 0.0
+    for n in scale:
+        if budget.left() < 2 * last:
+            return
+        before = budget.spent()
+        yield n
+        last = budget.spent() - before
+
+
 def measured(subject: Subject, longest: int, budget: Budget) -> Iterator[Span]:
     """The span from more and more targets of a text with at least ``longest`` tokens and a block. If
     the budget does not last for one round, the longest history is shorter."""
@@ -80,63 +101,42 @@ def measured(subject: Subject, longest: int, budget: Budget) -> Iterator[Span]:
     # Each block's first target, in random order, the same for every run.
     blocks = np.arange(longest, n_tokens - width + 1, width)
     waiting = np.random.default_rng(SEED).permutation(blocks)
-    scale, rows, seconds = histories(longest), 8, 0.0
-    first: list[np.ndarray] = []
+    scale: Iterable[int] = affordable(histories(longest), budget)
     nats: list[np.ndarray] = []
     n_bytes: list[np.ndarray] = []
-    for turn in range(len(waiting)):
-        rows = min(rows, len(waiting), MOST_ROWS)
-        # Stop once it is known that the round would not end in time.
-        if seconds:
-            rows = min(rows, int(budget.left() / seconds))
-        if rows < 1 or sum(len(f) for f in first) * width >= MOST_TARGETS:
-            return
-        chosen, waiting = waiting[:rows], waiting[rows:]
-        before = budget.spent()
+    done = 0
+    for turn, rows in enumerate(rounds(budget)):
+        chosen = waiting[done : done + rows]
         # The golden ratio spreads the places of blocks in their segments evenly.
         place = int(subject.segment_length * (turn * 0.6180339887 % 1))
-        found = list(_round(subject, chosen, width, place, scale, None if turn else budget))
-        scale = scale[: len(found)]
+        found = {n: _nats(subject, chosen, width, place, n) for n in scale}
+        scale = list(found)
         if len(scale) < 2:
             return
-        seconds = (budget.spent() - before) / rows
-        first.append(chosen)
-        nats.append(np.stack(found, -1))
+        done += len(chosen)
+        nats.append(np.stack(list(found.values()), -1))
         n_bytes.append(subject.n_bytes(subject.segment(chosen, width).targets))
-        yield _span(scale, *map(np.concatenate, (first, nats, n_bytes)))
-        rows *= 2
+        yield _span(scale, waiting[:done], np.concatenate(nats), np.concatenate(n_bytes))
+        if done == len(waiting) or done * width >= MOST_TARGETS:
+            return
 
 
-def _round(
-    subject: Subject,
-    first: np.ndarray,
-    width: int,
-    place: int,
-    scale: Sequence[int],
-    budget: Budget | None,
-) -> Iterator[np.ndarray]:
-    """Nats ``[B, W]`` of the blocks from ``first [B]`` on, for each history that the budget lasts for.
+def _nats(subject: Subject, first: np.ndarray, width: int, place: int, n: int) -> np.ndarray:
+    """Nats ``[B, W]`` of the blocks from ``first [B]`` on, after ``n`` tokens of history.
 
     ``place``: position of the blocks' first input in its segment. The text has the same segments for
     all histories, or a history's loss would depend on where it puts a target.
     """
-    last = 0.0
-    for n in scale:
-        if budget is not None and budget.left() < 2 * last:
-            return
-        before = 0.0 if budget is None else budget.spent()
-        # Neighbours are read together where that changes their history by little.
-        w = max(1, min(width, n // 8))
-        nats = np.empty((len(first), width))
-        for cuts, offsets in _alike(subject, range(0, width, w), n, w, place, len(first)):
-            length = cuts[-1][1]
-            from_here = first + np.array(offsets)[:, None] + w - length
-            losses = subject.losses(subject.segment(from_here.ravel(), length), cuts, w)
-            for i, offset in enumerate(offsets):
-                rows = slice(i * len(first), (i + 1) * len(first))
-                nats[:, offset : offset + w] = losses[rows]
-        last = 0.0 if budget is None else budget.spent() - before
-        yield nats
+    # Neighbours are read together where that changes their history by little.
+    w = max(1, min(width, n // 8))
+    nats = np.empty((len(first), width))
+    for cuts, offsets in _alike(subject, range(0, width, w), n, w, place, len(first)):
+        length = cuts[-1][1]
+        from_here = first + np.array(offsets)[:, None] + w - length
+        losses = subject.losses(subject.segment(from_here.ravel(), length), cuts, w)
+        for i, offset in enumerate(offsets):
+            nats[:, offset : offset + w] = losses[i * len(first) : (i + 1) * len(first)]
+    return nats
 
 
 def _alike(
