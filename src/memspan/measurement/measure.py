@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from torch import nn
+
 from memspan.errors import MemspanError
 from memspan.measurement import inside, memory_length, repeats, span
 from memspan.measurement.inside import Attention, Retention
@@ -143,6 +145,7 @@ def measure(
             precision=precision or precision_for(run),
         )
         name, corpus, architecture = str(run.folder), text.corpus, run.config.architecture
+        module: nn.Module = run.model
     else:
         if precision is not None:
             raise MemspanError("a precision is for runs: other models are read as they are")
@@ -150,13 +153,14 @@ def measure(
         subject, left_out = subject_of(
             run, corpus, field, split, tokenizer, trust_remote_code, device, progress is not None
         )
-        architecture = type(subject.module).__name__
+        module = subject.model.module
+        architecture = type(module).__name__
     fits, too_long = _fitting(len(subject.tokens), longest, split)
     measuring = _Measuring(subject, fits, budget, progress, left_out + too_long)
     found = Measurement(
         run=name,
         architecture=architecture,
-        parameters=sum(p.numel() for p in subject.module.parameters()),
+        parameters=sum(p.numel() for p in module.parameters()),
         corpus=corpus,
         split=split,
         tokenizer=subject.tokenizer.kind,

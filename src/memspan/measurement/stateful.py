@@ -44,10 +44,6 @@ class StatefulSubject(Subject):
     prefix: tuple[int, ...] = ()
     """Ids that its tokeniser puts before every text, which do not count as history."""
 
-    @property
-    def module(self) -> nn.Module:
-        return self.model.module
-
     @torch.no_grad()
     def losses(self, segment: Segment, cuts: Cuts, last: int) -> np.ndarray:
         assert self.model.inputs.vocab_size is not None

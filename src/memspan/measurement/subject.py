@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from memspan.data.streams import Segment, segment_at
 from memspan.data.tokenizers.base import Tokenizer
@@ -61,11 +61,6 @@ class Subject(ABC):
     window: int | None = None
     """Tokens that it can see: with more history, this many are read anew (None: any number)."""
 
-    @property
-    @abstractmethod
-    def module(self) -> nn.Module:
-        """The model's parameters."""
-
     def segment(self, first: np.ndarray, n_tokens: int) -> Segment:
         """The targets from the positions ``first [B]`` on, ``n_tokens`` in each row, and their inputs.
 
@@ -107,10 +102,6 @@ class RunSubject(Subject):
     """The model, in evaluation mode."""
     precision: Precision | None = None
     """Precision of matrix products (None: as torch is set)."""
-
-    @property
-    def module(self) -> nn.Module:
-        return self.model
 
     def reader(self, batch_size: int, memory: Memory | None = None) -> Reader:
         """A reader at the start of a text, or after ``memory``."""
