@@ -7,44 +7,33 @@ so a new one should be missed by some.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from small_models import WIDTH, Attention, Convolved, Gated, State, Twin
+from small_models import BUGS as BUGS
+from small_models import WIDTH, Attention, Convolved, Gated, State
 from torch import Tensor, nn
 
 from memspan.stateful.protocol import Claims
 
-BUGS: list[tuple[str, type[Twin]]] = []
 Side = Literal["right", "left"]
 Read = tuple[Tensor, State]
-
-
-def breaks(law: str) -> Any:
-    def register(kind: type[Twin]) -> type[Twin]:
-        BUGS.append((law, kind))
-        return kind
-
-    return register
 
 
 # What a call hands to the next.
 
 
-@breaks("cuts")
-class StateDroppedAtASecondSegmentOfManyTokens(Convolved):
+class StateDroppedAtASecondSegmentOfManyTokens(Convolved, breaks="cuts"):
     def carried(self, s: Tensor, x: Tensor) -> Tensor:
         return s if x.shape[1] == 1 else torch.zeros_like(s)
 
 
-@breaks("cuts")
-class WindowStaleAfterSingleTokens(Convolved):
+class WindowStaleAfterSingleTokens(Convolved, breaks="cuts"):
     def window(self, before: Tensor, x: Tensor) -> Tensor:
         return before if x.shape[1] == 1 and before.any() else super().window(before, x)
 
 
-@breaks("cuts")
-class PositionsResetAtACut(Attention):
+class PositionsResetAtACut(Attention, breaks="cuts"):
     def positions(self, state: State, real: Tensor) -> Tensor:
         return real.cumsum(1) - 1
 
@@ -52,8 +41,7 @@ class PositionsResetAtACut(Attention):
 # Later inputs.
 
 
-@breaks("causality")
-class MaskLeaksAfterACache(Attention):
+class MaskLeaksAfterACache(Attention, breaks="causality"):
     def seen(self, queries: int, keys: int) -> Tensor:
         seen = super().seen(queries, keys)
         return seen | (keys > queries)
@@ -62,8 +50,7 @@ class MaskLeaksAfterACache(Attention):
 # Rows.
 
 
-@breaks("rows")
-class TwiceTheOutputsForSeveralRows(Gated):
+class TwiceTheOutputsForSeveralRows(Gated, breaks="rows"):
     """What belongs to a row is spread over the tokens of a single one."""
 
     def read(self, inputs: Tensor, state: State) -> Read:
@@ -71,14 +58,12 @@ class TwiceTheOutputsForSeveralRows(Gated):
         return y if inputs.shape[1] > 1 else y.expand(-1, len(y), -1), state
 
 
-@breaks("rows")
-class SelectIgnoresTheOrder(Gated):
+class SelectIgnoresTheOrder(Gated, breaks="rows"):
     def select(self, state: State, rows: Tensor) -> State:
         return super().select(state, rows.sort().values)
 
 
-@breaks("rows")
-class RepeatedRowsShareTheirState(Gated):
+class RepeatedRowsShareTheirState(Gated, breaks="rows"):
     """As after ``expand``: what one writes is the other's."""
 
     def select(self, state: State, rows: Tensor) -> State:
@@ -93,23 +78,20 @@ class RepeatedRowsShareTheirState(Gated):
 # States are values.
 
 
-@breaks("values")
-class WindowChangedInPlaceBySingleTokens(Convolved):
+class WindowChangedInPlaceBySingleTokens(Convolved, breaks="values"):
     def window(self, before: Tensor, x: Tensor) -> Tensor:
         after = super().window(before, x)
         return before.copy_(after.detach()) if x.shape[1] == 1 else after
 
 
-@breaks("values")
-class ShallowCopyOfWhatIsConsumed(WindowChangedInPlaceBySingleTokens):
+class ShallowCopyOfWhatIsConsumed(WindowChangedInPlaceBySingleTokens, breaks="values"):
     claims = Claims(consumes_state=True, lengths=Convolved.claims.lengths)
 
     def copy(self, state: State) -> State:
         return dict(state)
 
 
-@breaks("values")
-class OutputsInABufferOfTheModel(Gated):
+class OutputsInABufferOfTheModel(Gated, breaks="values"):
     def read(self, inputs: Tensor, state: State) -> Read:
         y, state = super().read(inputs, state)
         buffers = self.__dict__.setdefault("buffers", {})
@@ -118,8 +100,7 @@ class OutputsInABufferOfTheModel(Gated):
         return buffer[:, : y.shape[1]], state
 
 
-@breaks("values")
-class InputsChangedInPlace(Gated):
+class InputsChangedInPlace(Gated, breaks="values"):
     def __init__(self, dtype: torch.dtype = torch.float32, vectors: bool = True) -> None:
         super().__init__(dtype, vectors=True)
 
@@ -132,14 +113,12 @@ class InputsChangedInPlace(Gated):
 # Beginning anew.
 
 
-@breaks("fresh-start")
-class ResetForgetsAField(Convolved):
+class ResetForgetsAField(Convolved, breaks="fresh-start"):
     def reset(self, state: State, rows: Tensor) -> State:
         return super().reset(state, rows) | {"window": state["window"]}
 
 
-@breaks("fresh-start")
-class DocumentsOnlyAtTheFirstPlace(Gated):
+class DocumentsOnlyAtTheFirstPlace(Gated, breaks="fresh-start"):
     def read_packed(self, inputs: Tensor, state: State, starts: Tensor) -> Read:
         return self.read(inputs, self.reset(state, starts[:, 0]))
 
@@ -147,15 +126,13 @@ class DocumentsOnlyAtTheFirstPlace(Gated):
 # Padding.
 
 
-@breaks("padding-right")
-class WindowTakenFromThePadding(Convolved):
+class WindowTakenFromThePadding(Convolved, breaks="padding-right"):
     def read_padded(self, inputs: Tensor, state: State, lengths: Tensor, side: Side) -> Read:
         y, after = super().read_padded(inputs, state, lengths, side)
         return y, after | {"window": self.read(inputs, state)[1]["window"]}
 
 
-@breaks("padding-left")
-class PaddingOnTheLeftCountsInALaterSegment(Attention):
+class PaddingOnTheLeftCountsInALaterSegment(Attention, breaks="padding-left"):
     def positions(self, state: State, real: Tensor) -> Tensor:
         later = (state["position"] > 0)[:, None]
         count = torch.where(later, torch.ones_like(real).cumsum(1), real.cumsum(1))
@@ -165,8 +142,7 @@ class PaddingOnTheLeftCountsInALaterSegment(Attention):
 # Rolling back.
 
 
-@breaks("roll-back")
-class RollsBackByOneAtMost(Attention):
+class RollsBackByOneAtMost(Attention, breaks="roll-back"):
     def truncate(self, state: State, n: int) -> State:
         return super().truncate(state, min(n, 1))
 
@@ -174,8 +150,7 @@ class RollsBackByOneAtMost(Attention):
 # Files.
 
 
-@breaks("files")
-class SavedInHalfPrecision(Gated):
+class SavedInHalfPrecision(Gated, breaks="files"):
     def save(self, state: State, path: Path) -> None:
         super().save({"h": state["h"].half()}, path)
 
@@ -186,8 +161,7 @@ class SavedInHalfPrecision(Gated):
 # Gradients.
 
 
-@breaks("gradients")
-class StateDetachedAtACut(Gated):
+class StateDetachedAtACut(Gated, breaks="gradients"):
     def mix(self, x: Tensor, state: State) -> Read:
         return super().mix(x, {"h": state["h"].detach()})
 
@@ -202,8 +176,7 @@ class DetachedAtEveryToken(Gated):
 # Growth.
 
 
-@breaks("bounded")
-class KeepsEverySingleToken(Gated):
+class KeepsEverySingleToken(Gated, breaks="bounded"):
     def start(self, batch_size: int) -> State:
         return super().start(batch_size) | {"seen": torch.zeros(batch_size, 0, WIDTH)}
 
@@ -216,23 +189,20 @@ class KeepsEverySingleToken(Gated):
 # Other calls.
 
 
-@breaks("repeatable")
-class NoiseFromElsewhere(Gated):
+class NoiseFromElsewhere(Gated, breaks="repeatable"):
     def step(self, x: Tensor, h: Tensor, t: int) -> Tensor:
         self.calls = getattr(self, "calls", 0) + 1
         return super().step(x, h, t) + 1e-4 * (self.calls % 7)
 
 
-@breaks("order-of-calls")
-class PositionsScaledByTheLongestTextSoFar(Attention):
+class PositionsScaledByTheLongestTextSoFar(Attention, breaks="order-of-calls"):
     def positions(self, state: State, real: Tensor) -> Tensor:
         position = super().positions(state, real)
         self.longest = max(getattr(self, "longest", 0), int(position.max()))
         return position / max(1, self.longest / 23)
 
 
-@breaks("order-of-calls")
-class RunningStatistics(Gated):
+class RunningStatistics(Gated, breaks="order-of-calls"):
     def layers(self) -> dict[str, nn.Module]:
         return super().layers() | {"norm": nn.BatchNorm1d(WIDTH)}
 
@@ -240,7 +210,6 @@ class RunningStatistics(Gated):
         return super().mix(self.module["norm"](x.mT).mT, state)
 
 
-@breaks("order-of-calls")
-class AnotherPathWithGradients(Gated):
+class AnotherPathWithGradients(Gated, breaks="order-of-calls"):
     def step(self, x: Tensor, h: Tensor, t: int) -> Tensor:
         return super().step(x, h, t) * (1.001 if torch.is_grad_enabled() else 1)

@@ -17,10 +17,21 @@ WIDTH, VOCABULARY, KERNEL, WINDOW = 8, 11, 4, 6
 State = dict[str, Tensor]
 
 
+BUGS: list[tuple[str, type[Twin]]] = []
+"""Twins with a bug, each after the law that it breaks."""
+
+
 class Twin:
-    """A state is a dictionary of tensors, batch first. Padding and documents go token by token."""
+    """A subclass has ``layers``, ``start`` and ``mix``, and perhaps a law that it ``breaks``.
+
+    A state is a dictionary of tensors, batch first. Padding and documents go token by token.
+    """
 
     claims = Claims(padding=frozenset({"right", "left", "left-continued"}))
+
+    def __init_subclass__(cls, breaks: str | None = None) -> None:
+        if breaks is not None:
+            BUGS.append((breaks, cls))
 
     def __init__(self, dtype: torch.dtype = torch.float32, vectors: bool = False) -> None:
         torch.manual_seed(0)
@@ -31,18 +42,9 @@ class Twin:
         self.dtype = dtype
         self.inputs = Inputs(width=WIDTH, dtype=dtype) if vectors else Inputs(vocab_size=VOCABULARY)
 
-    def layers(self) -> dict[str, nn.Module]:
-        raise NotImplementedError
-
     def read(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
         y, state = self.mix(self.module["embedding"](inputs), state)
         return self.module["head"](y), state
-
-    def mix(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        raise NotImplementedError
-
-    def start(self, batch_size: int) -> State:
-        raise NotImplementedError
 
     def select(self, state: State, rows: Tensor) -> State:
         return {name: value[rows] for name, value in state.items()}
