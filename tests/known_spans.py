@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from memspan.data.tokenizers.characters import CharacterTokenizer
 from memspan.measurement.subject import RunSubject
@@ -54,7 +53,11 @@ def subject(config: BackboneConfig, period: int, segment_length: int = 16) -> Ru
         attention.value.weight[FACTS, FACTS] = torch.eye(4)
         attention.output.weight[ANSWERS, FACTS] = torch.eye(4)
         if isinstance(config, FastWeightsConfig):
-            _write_facts(attention)
+            # Facts are written under one key, which questions read; all else writes next to nothing.
+            attention.query.weight[0:2, QUESTION] = 1.0
+            attention.key.weight[0:2, FACTS] = 1.0
+            attention.beta.weight[0] = -20.0
+            attention.beta.weight[0, FACTS] = 60.0
         else:
             attention.query.weight[0, QUESTION] = 30.0
             attention.key.weight[0, FACTS] = 30.0
@@ -88,15 +91,6 @@ def _subject(model: LanguageModel, period: int, segment_length: int) -> RunSubje
     return RunSubject(
         model=model.eval(), tokenizer=tokenizer, tokens=tokens, segment_length=segment_length
     )
-
-
-def _write_facts(attention: torch.nn.Module) -> None:
-    """Facts are written under one key, which questions read; all else writes next to nothing."""
-    weights: dict[str, Tensor] = dict(attention.named_parameters())
-    weights["query.weight"][0:2, QUESTION] = 1.0
-    weights["key.weight"][0:2, FACTS] = 1.0
-    weights["beta.weight"][0, :] = -20.0
-    weights["beta.weight"][0, FACTS] = 60.0
 
 
 SIZES: dict[str, Any] = {

@@ -8,7 +8,6 @@ import inspect
 import json
 import pickle
 import re
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,12 +28,8 @@ from pages import blocks
 
 TYPES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid")
 Tensors = dict[str, Tensor]
-
-
-@pytest.fixture(autouse=True)
-def fallbacks_warn() -> None:
-    """transformers says in every process once that its own functions are slow."""
-    warnings.filterwarnings("ignore", message=".*falling back to its reference.*")
+# transformers says in every process once that its own functions are slow.
+pytestmark = pytest.mark.filterwarnings("ignore:.*falling back to its reference")
 
 
 def made(model_type: str = "qwen3_5_text") -> Any:
@@ -128,16 +123,11 @@ def subclass(model: Any) -> None:
 def test_what_others_did_to_a_layer_counts(change: Callable[[Any], None], first: bool) -> None:
     model = made()
     plain = learned(model, tokens(model))["logits"]
-    (change if first else accelerate)(model)
-    if first:
-        expected = learned(model, tokens(model))
-        accelerate(model)
-        found = learned(model, tokens(model))
-    else:
-        change(model)
-        found = learned(model, tokens(model))
-        accelerate(model).remove()
-        expected = learned(model, tokens(model))
+    for act in (change, accelerate) if first else (accelerate, change):
+        act(model)
+    found = learned(model, tokens(model))
+    accelerate(model).remove()
+    expected = learned(model, tokens(model))
     assert_equal(found, expected)
     changed = not torch.allclose(plain, expected["logits"], atol=1e-3)
     assert changed == (change is not subclass)

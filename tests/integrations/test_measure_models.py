@@ -25,6 +25,11 @@ def _one_round(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repeats, "MOST_STRINGS", 1)
 
 
+def gpt2(folder: Path, **sizes: int) -> None:
+    config = transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, **sizes)
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+
+
 @pytest.mark.smoke
 def test_an_exported_run_has_the_span_of_the_run(tmp_path: Path) -> None:
     """Read through the cache, by its own tokeniser."""
@@ -42,10 +47,7 @@ def test_an_exported_run_has_the_span_of_the_run(tmp_path: Path) -> None:
 
 
 def test_a_table_of_positions_is_a_window(tmp_path: Path) -> None:
-    config = transformers.GPT2Config(
-        vocab_size=256, n_positions=24, n_embd=16, n_layer=1, n_head=2, eos_token_id=0
-    )
-    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    gpt2(tmp_path, vocab_size=256, n_positions=24, eos_token_id=0)
     found = memspan.measure(str(tmp_path), longest=128, budget=1000)
     assert found.tokenizer == "bytes"
     assert found.window == 24
@@ -78,8 +80,7 @@ def test_subwords_with_a_token_before_the_text(tmp_path: Path) -> None:
     assert tokenizer.decode(ids) == TEXT.encode()
     assert sum(len(tokenizer.decode(part)) for part in np.array_split(ids, 9)) == len(TEXT)
     size = tokenizer.vocab_size
-    config = transformers.GPT2Config(vocab_size=size, n_embd=16, n_layer=1, n_head=2)
-    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    gpt2(tmp_path, vocab_size=size)
     (tmp_path / "text.txt").write_text(TEXT)
     found = memspan.measure(
         str(tmp_path), str(tmp_path / "text.txt"), split="all", longest=32, budget=1000
@@ -93,7 +94,6 @@ def test_subwords_with_a_token_before_the_text(tmp_path: Path) -> None:
 
 
 def test_a_vocabulary_without_a_tokeniser(tmp_path: Path) -> None:
-    config = transformers.GPT2Config(vocab_size=1000, n_embd=16, n_layer=1, n_head=2)
-    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    gpt2(tmp_path, vocab_size=1000)
     with pytest.raises(MemspanError, match="1,000 tokens and no tokeniser"):
         memspan.measure(str(tmp_path))

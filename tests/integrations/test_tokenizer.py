@@ -49,36 +49,30 @@ def test_the_same_ids_and_the_same_text(kind: str, parts: list[str]) -> None:
     assert theirs.decode(ids).encode() == own.decode(ids)
 
 
-def test_words_of_others() -> None:
-    """In lower case, without an end of line or a word for the unknown, or with another."""
-    text = "A  bB\nÉ <eos> aa ΔΣ' ΔΣ'Δ\n"
-    sigma = "ΔΣ' ΔΣ'Δ".lower().split()
-    for words in (["a", "bb", "<UNK>"], ["a", "bb", "é", "aa", "<eos>", *sigma]):
-        own = WordTokenizer(words, lower_case=True)
-        theirs = fast_tokenizer(own)
-        ids = own.encode(text.encode() if "<eos>" in words else b"A bb").tolist()
-        assert theirs(text if "<eos>" in words else "A bb")["input_ids"] == ids
-        assert theirs.decode(ids).encode() == own.decode(ids)
-    with pytest.raises(Exception, match="UNK"):
-        theirs("unheard")
+OTHERS: dict[str, tuple[Tokenizer, str]] = {
+    "words in lower case": (WordTokenizer(["a", "bb", "<UNK>"], lower_case=True), "A bb"),
+    "words and lines": (
+        WordTokenizer(["a", "bb", "é", "aa", "<eos>", "δς'", "δσ'δ"], lower_case=True),
+        "A  bB\nÉ <eos> aa ΔΣ' ΔΣ'Δ\n",
+    ),
+    "characters without others": (CharacterTokenizer("ab\n ", others=False), "b a\n"),
+    "bytes without a line break": (ByteTokenizer([200, 32, 97, 195, 169]), "a é\na"),
+}
 
 
-def test_characters_of_others() -> None:
-    """Without an id for those that are not among them."""
-    own = CharacterTokenizer("ab\n ", others=False)
+@pytest.mark.parametrize(("own", "text"), OTHERS.values(), ids=OTHERS)
+def test_those_of_others(own: Tokenizer, text: str) -> None:
     theirs = fast_tokenizer(own)
-    assert theirs("b a\n")["input_ids"] == own.encode(b"b a\n").tolist() == [1, 3, 0, 2]
-    assert theirs.decode([1, 3, 0, 2]) == "b a\n"
+    ids = own.encode(text.encode()).tolist()
+    assert len(ids) > 1
+    assert theirs(text)["input_ids"] == ids
+    assert theirs.decode(ids).encode() == own.decode(ids)
+
+
+@pytest.mark.parametrize("name", ["words and lines", "characters without others"])
+def test_what_has_no_id_is_refused(name: str) -> None:
     with pytest.raises(Exception, match="UNK"):
-        theirs("c")
-
-
-def test_bytes_of_others() -> None:
-    """In another order, and without the line break, which is left out."""
-    own = ByteTokenizer([200, 32, 97, 195, 169])
-    theirs = fast_tokenizer(own)
-    assert theirs("a é\na")["input_ids"] == own.encode("a é\na".encode()).tolist()
-    assert theirs.decode([2, 1, 3, 4]) == "a é"
+        fast_tokenizer(OTHERS[name][0])("unheard")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -71,10 +71,3 @@ def test_few_rows_at_once_are_read_alike(monkeypatch: pytest.MonkeyPatch) -> Non
     found = subject.losses(segment, subject.cuts(40, 3), last=20)
     monkeypatch.setattr(stateful, "MOST_SCORES", 1)
     assert np.allclose(found, subject.losses(segment, subject.cuts(40, 3), last=20), atol=1e-5)
-
-
-def test_the_state_of_a_window_is_all_that_counts() -> None:
-    own = known_spans.subject(known_spans.transformer_xl(48), period=256)
-    assert (
-        adapted(own).state_bytes(512) == own.state_bytes(512) == own.model.initial_memory(1).nbytes
-    )
