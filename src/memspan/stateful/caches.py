@@ -44,8 +44,6 @@ class Cached:
     """Tokens so far, padding included."""
     cache: Any = None
     """None: nothing was read."""
-    name: str = ""
-    """Name of the argument that takes the cache."""
     mask: Tensor | None = None
     """int64 ``[B, length]``, 0 for padding (None: no padding so far)."""
 
@@ -82,9 +80,7 @@ class Causal:
             raise RefusedError(f"{type(module).__name__} has no config.vocab_size")
         self.inputs = Inputs(vocab_size=size)
         named = {name: getattr(config, name, None) for name in LENGTHS}
-        found = {
-            name: value for name, value in named.items() if isinstance(value, int) and value > 1
-        }
+        found = {name: n for name, n in named.items() if isinstance(n, int) and n > 1}
         self._masks_past = True
         self._first: Callable[[int], Any] = lambda rows: None
         self._first_source, self._imports = "None", ""
@@ -184,9 +180,8 @@ class Causal:
             "position_ids": (whole.cumsum(1) - 1).masked_fill(whole == 0, 0)[:, state.length :],
         }
         given = {name: value for name, value in given.items() if name in self._accepted}
-        name = state.name or self._takes
         if state.cache is not None:
-            given[name] = state.cache
+            given[self._takes] = state.cache
         output = self.module(input_ids=inputs, **given)
         parts = output if isinstance(output, Mapping) else {}
         if parts.get("logits") is None:
@@ -199,8 +194,8 @@ class Causal:
         # What is not returned was changed in place.
         cache = state.cache if returned is None else parts[returned]
         if returned in self._accepted:
-            name = str(returned)
-        return parts["logits"], Cached(state.rows, state.length + length, cache, name, mask)
+            self._takes = str(returned)
+        return parts["logits"], Cached(state.rows, state.length + length, cache, mask)
 
     def select(self, state: Cached, rows: Tensor) -> Cached:
         """Select rows with the cache's ``reorder_cache`` or ``batch_select_indices``."""
@@ -216,7 +211,7 @@ class Causal:
                 )
             method(rows)
         mask = None if state.mask is None else state.mask.index_select(0, rows)
-        return Cached(len(rows), state.length, cache, state.name, mask)
+        return Cached(len(rows), state.length, cache, mask)
 
     def truncate(self, state: Cached, n: int) -> Cached:
         """Roll back with the cache's ``crop``."""
@@ -224,7 +219,7 @@ class Causal:
             raise NotOfferedError(f"its {type(state.cache).__name__} has no crop")
         state.cache.crop(-n)
         mask = None if state.mask is None else state.mask[:, : state.length - n]
-        return Cached(state.rows, state.length - n, state.cache, state.name, mask)
+        return Cached(state.rows, state.length - n, state.cache, mask)
 
     def copy(self, state: Cached) -> Cached:
         return copied(state)
