@@ -29,6 +29,9 @@ class MemspanCache(Cache):
         model.generate(**inputs, past_key_values=MemspanCache(memory))
     """
 
+    is_croppable = False
+    """A memory cannot go back."""
+
     def __init__(self, memory: Memory | None = None) -> None:
         super().__init__(layers=[])
         self._reader: Reader | None = None
@@ -116,11 +119,6 @@ class MemspanCache(Cache):
     def reset(self) -> None:
         """Forget everything."""
         self.__init__()  # type: ignore[misc]
-
-    @property
-    def is_croppable(self) -> bool:
-        """False: a memory cannot go back."""
-        return False
 
     def crop(self, tokens_to_remove: int) -> None:
         """Refused.

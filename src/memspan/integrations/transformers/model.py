@@ -257,10 +257,6 @@ class MemspanForCausalLM(PreTrainedModel, GenerationMixin):
         )
         return prepared
 
-    @classmethod
-    def _supports_default_dynamic_cache(cls) -> bool:
-        return False
-
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *others: Any
     ) -> None:
