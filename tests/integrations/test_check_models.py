@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,14 +16,6 @@ from memspan.stateful.recipes import build
 
 pytestmark = pytest.mark.usefixtures("own_folders")
 QUICK = ("cuts", "causality", "rows", "values", "order-of-calls")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "mistral", "gemma2", "mamba2", "lfm2"])

@@ -14,6 +14,7 @@ import pytest
 
 import memspan
 import tiny_runs
+from command_line import refused
 from memspan import cli
 from memspan.errors import MemspanError
 from memspan.installed import require
@@ -131,6 +132,4 @@ def test_an_old_transformers_is_refused_in_a_line(monkeypatch: pytest.MonkeyPatc
 def test_mistakes_on_the_command_line(
     arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit):
-        cli.main(["export", "run", *arguments])
-    assert line in capsys.readouterr().err
+    assert line in refused(capsys, "export", "run", *arguments)

@@ -177,21 +177,17 @@ def test_mistakes_in_the_models_arguments(arguments: dict[str, Any], line: str) 
 
 
 @pytest.mark.parametrize(
-    ("kind", "arguments", "line"),
+    ("kind", "context", "more", "line"),
     [
-        ("loglikelihood", ("Memory", ""), "there is nothing to score after 'Memory'"),
-        ("loglikelihood", ("a\ud800", " b"), "half a surrogate pair, '.ud800', at character 1"),
-        (
-            "generate_until",
-            ("a", {"num_beams": 4}),
-            "num_beams is not an option of generation here",
-        ),
-        ("generate_until", ("a", {"max_gen_toks": 0}), "max_gen_toks must be a number"),
+        ("loglikelihood", "Memory", "", "there is nothing to score after 'Memory'"),
+        ("loglikelihood", "a\ud800", " b", "half a surrogate pair, '.ud800', at character 1"),
+        ("generate_until", "a", {"num_beams": 4}, "num_beams is not an option of generation here"),
+        ("generate_until", "a", {"max_gen_toks": 0}, "max_gen_toks must be a number"),
     ],
 )
-def test_mistakes_in_a_task(kind: str, arguments: tuple[Any, ...], line: str) -> None:
+def test_mistakes_in_a_task(kind: str, context: str, more: Any, line: str) -> None:
     with pytest.raises(MemspanError, match=line):
-        asked(MemspanLM(run_of("lstm")), kind, arguments)
+        asked(MemspanLM(run_of("lstm")), kind, (context, more))
 
 
 @pytest.mark.processes

@@ -129,13 +129,10 @@ def test_padded_rows_read_as_they_do_alone(case: Case, side: str) -> None:
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padded_rows_write_as_they_do_alone(case: Case, side: str) -> None:
     model, prompts = wrapped(case), [text(1, n, seed=n) for n in (8, 3, 5)]
-    padding = [(0, 8 - p.shape[1]) if side == "right" else (8 - p.shape[1], 0) for p in prompts]
-    padded = torch.cat(
-        [
-            torch.nn.functional.pad(p, pad, value=PADDING)
-            for p, pad in zip(prompts, padding, strict=True)
-        ]
-    )
+    padded = torch.full((3, 8), PADDING)
+    for row, prompt in zip(padded, prompts, strict=True):
+        n = prompt.shape[1]
+        row[slice(n) if side == "right" else slice(8 - n, 8)] = prompt[0]
     # Without a mask: the padding token says enough.
     together = model.generate(padded, max_new_tokens=5, do_sample=False)
     for row, prompt in enumerate(prompts):

@@ -7,14 +7,11 @@ import functools
 
 import torch
 
-from architectures import CASES, VOCABULARY, Case
+from architectures import CASES, ONE_OF_EACH, VOCABULARY, Case
 from memspan.integrations.transformers import MemspanConfig, MemspanForCausalLM
 from memspan.models.registry import MODELS
 
-ONE_EACH = {
-    name: next(case for case in CASES.values() if isinstance(case.backbone, kind))
-    for name, kind in MODELS.items()
-}
+ONE_EACH = {name: CASES[first] for name, first in ONE_OF_EACH.items()}
 """The first case of every architecture."""
 
 
