@@ -24,14 +24,22 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+Line = tuple[str, Sequence[float], Sequence[float | Estimate]]
+"""A label, x and y."""
+
+
 @dataclass(frozen=True)
 class Table:
-    """Numbers under a title."""
+    """Numbers under a title, and what is drawn of them."""
 
     title: str
     columns: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
-    note: str = ""
+    note: str
+    panel: tuple[str, str, str] = ("", "", "")
+    """Title and axes' labels of a panel of the picture, which several runs may share."""
+    lines: Sequence[Line] = ()
+    """Lines of that panel, over a logarithmic scale of tokens or slots."""
 
 
 class Report:
@@ -150,11 +158,18 @@ def _losses(name: str, m: Measurement) -> Iterator[Table]:
             ],
             _scored(m.span)
             + (m.window is not None) * f" With more history, the last {m.window} are read anew.",
+            (
+                "Loss against history",
+                "tokens of history",
+                "bits per byte more than with the longest",
+            ),
+            [(name, [p.history for p in m.span.points], [p.difference for p in m.span.points])],
         )
     for sizes in m.memory_lengths:
         notes = {p.slots: " (training)" * (p.slots == sizes.trained) for p in sizes.points}
+        option = sizes.option.replace("_", " ")
         yield Table(
-            f"{name}: loss against {sizes.option.replace('_', ' ')} at evaluation",
+            f"{name}: loss against {option} at evaluation",
             ("slots", "bits per byte", "more than in training"),
             [
                 (
@@ -165,6 +180,8 @@ def _losses(name: str, m: Measurement) -> Iterator[Table]:
                 for p in sizes.points
             ],
             _scored(sizes),
+            (f"Loss against {option}", "slots at evaluation", "bits per byte more than trained"),
+            [(name, [p.slots for p in sizes.points], [p.difference for p in sizes.points])],
         )
     if m.repeats is not None:
         yield Table(
@@ -175,6 +192,8 @@ def _losses(name: str, m: Measurement) -> Iterator[Table]:
                 for p in m.repeats.points
             ],
             f"{counted(m.repeats.strings, 'string')} in every row.",
+            ("Random strings that appear twice", "tokens apart", "bits per byte saved"),
+            [(name, [p.distance for p in m.repeats.points], [p.gain for p in m.repeats.points])],
         )
 
 
@@ -195,6 +214,8 @@ def _inside(name: str, m: Measurement) -> Iterator[Table]:
                 for n, layer in enumerate(m.attention.layers, 1)
             ],
             f"Of {counted(m.attention.tokens, 'token')}; mean: the mean distance in tokens.",
+            (f"{name}: attention by distance", "tokens back, up to the next", "share"),
+            _by_layer(m.attention.distances, [each.by_distance for each in m.attention.layers]),
         )
     if m.retention is not None:
         rank = f"effective rank of {m.retention.full_rank}"
@@ -207,7 +228,13 @@ def _inside(name: str, m: Measurement) -> Iterator[Table]:
             ],
             f"Of {counted(m.retention.values, 'value')} per layer and head. The rank says how full the "
             "matrices are.",
+            (f"{name}: a written value", "further tokens", "share that is read back"),
+            _by_layer(m.retention.after, [each.kept for each in m.retention.layers]),
         )
+
+
+def _by_layer(x: Sequence[int], values: Sequence[Sequence[float]]) -> list[Line]:
+    return [(f"layer {n}", x, y) for n, y in enumerate(values, 1)]
 
 
 def _scored(found: Span | MemoryLength) -> str:
@@ -229,7 +256,7 @@ def printed(report: Report) -> str:
             "  " + "  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
             for row in cells
         ]
-        parts.append("\n".join([table.title, *lines, *filter(None, [table.note])]))
+        parts.append("\n".join([table.title, *lines, table.note]))
     return "\n\n".join([*parts, *report.notes])
 
 
@@ -239,7 +266,7 @@ def written(report: Report, folder: Path) -> list[Path]:
     found = json.dumps(report.as_dict(), indent=2, allow_nan=False)
     files = {numbers: f"{found}\n".encode()}
     try:
-        drawn = picture(report.measurements, report.names)
+        drawn = picture(report)
         files |= {page: _page(report, drawn).encode(), image: drawn}
     except MemspanError as error:
         logging.getLogger("memspan").warning(f"no picture: {error}")
@@ -249,15 +276,12 @@ def written(report: Report, folder: Path) -> list[Path]:
     return list(files)
 
 
-Line = tuple[str, Sequence[float], Sequence[float | Estimate]]
-"""A label, x and y."""
-Panels = dict[tuple[str, str, str], list[Line]]
-"""Lines over a logarithmic scale of tokens or slots, by the panel's title and the axes' labels."""
-
-
-def picture(measurements: list[Measurement], names: list[str]) -> bytes:
+def picture(report: Report) -> bytes:
     """A PNG, if there is anything to draw and matplotlib to draw it."""
-    panels = _panels(measurements, names)
+    panels: dict[tuple[str, str, str], list[Line]] = {}
+    for table in report.tables():
+        if table.lines:
+            panels.setdefault(table.panel, []).extend(table.lines)
     if not panels:
         raise MemspanError("there is nothing to draw")
     columns = 2 if len(panels) > 1 else 1
@@ -280,41 +304,6 @@ def picture(measurements: list[Measurement], names: list[str]) -> bytes:
             axes.legend(fontsize="small")
 
     return png(draw, 6 * columns, 3.8 * rows, dpi=110)
-
-
-def _panels(measurements: list[Measurement], names: list[str]) -> Panels:
-    panels: Panels = {}
-
-    def add(title: str, xlabel: str, ylabel: str, *lines: Line) -> None:
-        panels.setdefault((title, xlabel, ylabel), []).extend(lines)
-
-    more = "bits per byte"
-    for name, m in zip(names, measurements, strict=True):
-        if m.span is not None:
-            x, y = zip(*((p.history, p.difference) for p in m.span.points), strict=True)
-            ylabel = f"{more} more than with the longest"
-            add("Loss against history", "tokens of history", ylabel, (name, x, y))
-        if m.repeats is not None:
-            x, y = zip(*((p.distance, p.gain) for p in m.repeats.points), strict=True)
-            title = "Random strings that appear twice"
-            add(title, "tokens apart", f"{more} saved", (name, x, y))
-        for size in m.memory_lengths:
-            x, y = zip(*((p.slots, p.difference) for p in size.points), strict=True)
-            title = f"Loss against {size.option.replace('_', ' ')}"
-            add(title, "slots at evaluation", f"{more} more than trained", (name, x, y))
-        if m.attention is not None:
-            x, layers = m.attention.distances, [each.by_distance for each in m.attention.layers]
-            title = f"{name}: attention by distance"
-            add(title, "tokens back, up to the next", "share", *_layers(x, layers))
-        if m.retention is not None:
-            x, layers = m.retention.after, [each.kept for each in m.retention.layers]
-            title = f"{name}: a written value"
-            add(title, "further tokens", "share that is read back", *_layers(x, layers))
-    return panels
-
-
-def _layers(x: Sequence[int], values: Sequence[Sequence[float]]) -> list[Line]:
-    return [(f"layer {n}", x, y) for n, y in enumerate(values, 1)]
 
 
 STYLE = """
