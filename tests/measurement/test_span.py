@@ -18,15 +18,6 @@ from memspan.models.options import BackboneConfig
 LONG = 1e9
 
 
-def measured(config: BackboneConfig, period: int, longest: int, targets: int = 700) -> Span:
-    found = None
-    for found in span.measured(known_spans.subject(config, period), longest, Budget(LONG)):
-        if found.targets >= targets:
-            break
-    assert found is not None
-    return found
-
-
 @pytest.mark.parametrize(
     ("config", "reach"),
     [
@@ -38,7 +29,8 @@ def measured(config: BackboneConfig, period: int, longest: int, targets: int = 7
     ids=["xl 48", "compressive 288"],
 )
 def test_a_known_span_is_found(config: BackboneConfig, reach: tuple[int, int]) -> None:
-    found = measured(config, period=512, longest=1024)
+    subject = known_spans.subject(config, period=512)
+    found = next(f for f in span.measured(subject, 1024, Budget(LONG)) if f.targets >= 700)
     assert found.tokens // 2 < reach[1] <= found.tokens, found.points
     assert found.low <= found.tokens <= found.high
     assert not found.beyond
