@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+import typing
 from pathlib import Path
 
 import pytest
@@ -12,17 +13,7 @@ import torch
 
 import ppo
 
-MEMORIES = (
-    "transformer-xl",
-    "gated-transformer-xl",
-    "feedback",
-    "fast-weights",
-    "gated-delta-net",
-    "lstm",
-    "gru",
-    "none",
-)
-"""Whose reading does not depend on where it is cut."""
+MEMORIES = typing.get_args(typing.get_type_hints(ppo.Options)["memory"])
 SMALL = ppo.Options(
     environment="repeat", layers=2, width=16, span=6, environments=4, minibatches=2, window=20
 )
@@ -56,19 +47,13 @@ def test_a_window_has_the_log_probabilities_of_acting(memory: str) -> None:
     # Three windows: episodes have 51 steps, so that some end inside of one.
     agent, found = acted(dataclasses.replace(SMALL, memory=memory), 3)
     assert any(windows.starts[:, 1:].any() for windows in found)
-    assert agent.backbone.cut_invariant()
-    for windows in found:
-        assert difference(agent, windows) < 1e-5
+    assert agent.backbone.cut_invariant() == (memory != "compressive")
+    most = max(difference(agent, windows) for windows in found)
+    assert most > 1e-4 if memory == "compressive" else most < 1e-5
     if memory != "none":
         # What was remembered matters.
         emptied = dataclasses.replace(found[1], memory=found[0].memory)
         assert difference(agent, emptied) > 1e-3
-
-
-def test_where_cuts_matter_the_architecture_says_so() -> None:
-    agent, found = acted(dataclasses.replace(SMALL, memory="compressive"), 3)
-    assert not agent.backbone.cut_invariant()
-    assert max(difference(agent, windows) for windows in found) > 1e-4
 
 
 def test_advantages_are_sums_over_what_follows_in_the_episode() -> None:
