@@ -16,29 +16,15 @@ from torchrl.envs import Compose, GymEnv, InitTracker, SerialEnv, TransformedEnv
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import ProbabilisticActor, set_recurrent_mode
 
+from architectures import CASES
 from memspan.errors import MemspanError
 from memspan.integrations.torchrl import MemoryModule
-from memspan.models import (
-    BackboneConfig,
-    CompressiveConfig,
-    FastWeightsConfig,
-    FeedbackConfig,
-    GatedDeltaNetConfig,
-    LSTMConfig,
-    TransformerXLConfig,
-)
+from memspan.models import BackboneConfig
 from pages import blocks
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "agents.md"
-SMALL: dict[str, Any] = {"n_layers": 2, "d_model": 16, "n_heads": 2, "d_ff": 24}
-CONFIGS: dict[str, BackboneConfig] = {
-    "transformer-xl": TransformerXLConfig(**SMALL, memory_length=6, attention_span="fixed"),
-    "compressive": CompressiveConfig(**SMALL, memory_length=6, compressed_length=4),
-    "feedback": FeedbackConfig(**SMALL, memory_length=6),
-    "fast-weights": FastWeightsConfig(**SMALL),
-    "gated-delta-net": GatedDeltaNetConfig(**SMALL),
-    "lstm": LSTMConfig(n_layers=2, d_model=16),
-}
+CASE_NAMES = ("xl-fixed", "compressive", "feedback", "fast-delta", "gated", "lstm")
+CONFIGS: dict[str, BackboneConfig] = {name: CASES[name].backbone for name in CASE_NAMES}
 LENGTH = 27
 
 
@@ -52,8 +38,8 @@ def parts(
     several = SerialEnv(n_environments, one) if n_environments else one()
     env = TransformedEnv(several, Compose(InitTracker(), primer))
     env.set_seed(0)
-    encoder = TensorDictModule(nn.Linear(4, 16), ["observation"], ["embedding"])
-    head = TensorDictModule(nn.Linear(16, 2), ["hidden"], ["logits"])
+    encoder = TensorDictModule(nn.Linear(4, config.d_model), ["observation"], ["embedding"])
+    head = TensorDictModule(nn.Linear(config.d_model, 2), ["hidden"], ["logits"])
     policy = ProbabilisticActor(
         TensorDictSequential(encoder, memory, head),
         in_keys=["logits"],
@@ -92,7 +78,7 @@ def test_slices_have_the_log_probabilities_of_acting(name: str) -> None:
     assert (emptied - found).abs().max() > 1e-4
 
 
-@pytest.mark.parametrize("name", ["transformer-xl", "fast-weights"])
+@pytest.mark.parametrize("name", ["xl-fixed", "fast-delta"])
 def test_a_replay_buffers_slices_go_on_from_their_stored_memory(name: str) -> None:
     """Its sampler marks where they begin by ``is_init``, and returns them one after the other."""
     env, memory, policy = parts(CONFIGS[name], n_environments=2)
@@ -127,9 +113,9 @@ def test_what_the_environment_lacks_is_named() -> None:
 
 
 def test_another_backbones_memory_is_refused() -> None:
-    env, _, policy = parts(CONFIGS["fast-weights"])
+    env, _, policy = parts(CONFIGS["fast-delta"])
     steps = acted(env, policy)
-    other = MemoryModule(CONFIGS["gated-delta-net"].build())
+    other = MemoryModule(CONFIGS["gated"].build())
     with set_recurrent_mode(True), pytest.raises(MemspanError, match="make_tensordict_primer"):
         other(steps)
     with set_recurrent_mode(True), pytest.raises(MemspanError, match="time"):
