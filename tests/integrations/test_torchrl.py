@@ -101,6 +101,15 @@ def test_a_replay_buffers_slices_go_on_from_their_stored_memory(name: str) -> No
     assert all(p.grad is not None for p in memory.parameters())
 
 
+@torch.no_grad()
+def test_a_step_that_begins_an_episode_is_read_from_an_empty_memory() -> None:
+    env, memory, policy = parts(CONFIGS["lstm"])
+    step = acted(env, policy)[:, 5]
+    step["is_init"][:] = True
+    emptied = step.clone().set("memory", step["memory"].apply(torch.zeros_like))
+    torch.testing.assert_close(memory(step)["hidden"], memory(emptied)["hidden"])
+
+
 def test_what_the_environment_lacks_is_named() -> None:
     """Without these, an episode would see the one before it, or nothing that came before."""
     _, memory, policy = parts(CONFIGS["lstm"])
