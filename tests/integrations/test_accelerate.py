@@ -270,7 +270,7 @@ def test_packed_documents_are_refused_as_before() -> None:
         accelerate(layer)
 
 
-def test_elsewhere_theirs_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elsewhere_theirs_are_called() -> None:
     layer = mixer(made())
     accelerate(layer)
     layer.to("meta")

@@ -104,7 +104,7 @@ def test_what_is_no_text_is_refused_unread(tmp_path: Path) -> None:
             load_corpus(str(tmp_path / "set"), name)
 
 
-def test_a_name_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not missing("hf:me/ducks")
     assert located("hf:me/ducks") == "hf:me/ducks"
     asked: list[tuple[str, ...]] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from importlib import metadata
@@ -19,6 +18,7 @@ from memspan import cli
 from memspan.errors import MemspanError
 from memspan.installed import require
 from memspan.integrations.transformers import export, from_run
+from pages import blocks
 
 FILES = [
     "README.md",
@@ -78,10 +78,9 @@ def test_a_new_process_writes_what_memspan_writes(
     assert found.stdout == f"{ours('memory ')}\n{one}\n{two}\n"
 
 
-def test_the_card_s_code_runs(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_card_s_code_runs(run: Path) -> None:
     export(run, "exported")
-    card = Path("exported/README.md").read_text()
-    (code,) = re.findall(r"^```python\n(.*?)^```", card, re.S | re.M)
+    [(_, code)] = blocks(Path("exported/README.md"))
     exec(compile(code, "README.md", "exec"), {})
 
 

@@ -20,7 +20,7 @@ GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "transformers.md"
 
 
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set:UserWarning")
-def test_the_guide(own_folders: Path, monkeypatch: Any) -> None:
+def test_the_guide(own_folders: Path) -> None:
     Path("text.txt").write_text(tiny_runs.TEXT)
     memspan.train(tiny_runs.OPTIONS, "runs/book")
     names: dict[str, Any] = {}
