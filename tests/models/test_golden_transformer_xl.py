@@ -25,7 +25,7 @@ from golden_rows import (
     leaves,
     write_parameters,
 )
-from memspan.converters import labml, transfo_xl, transformer_xl
+from memspan.converters import labml, transfo_xl
 from memspan.converters.names import Names
 from memspan.models import LanguageModel
 from memspan.models.options import EmbeddingConfig
@@ -44,7 +44,7 @@ def peer_model(g: Golden) -> tuple[LanguageModel, str]:
         values = transfo_xl.with_defaults(values | {"dropout": 0.0}, Path("config"))
     elif values["tie_projs"] == "all_but_first":
         values["tie_projs"] = [False] + [True] * len(values["cutoffs"])
-    config = transformer_xl.run_config(values, "config", "zeros" if hf else "empty")
+    config = transfo_xl.run_config(values, "config", "zeros" if hf else "empty")
     size = values["vocab_size" if hf else "n_token"]
     model = LanguageModel(size, config.model, config.embedding)
     for i in range(len(model.head.projections)):
@@ -57,7 +57,7 @@ def peer_model(g: Golden) -> tuple[LanguageModel, str]:
 
 def peer_rows(model: LanguageModel, g: Golden, prefix: str) -> Names:
     """Their names. Biases are recorded under one of the names that they have with one peer or other."""
-    rows = transformer_xl.names(model, prefix, "in order" if prefix else "reversed")
+    rows = transfo_xl.names(model, prefix, "in order" if prefix else "reversed")
     return {n: r for n, r in rows.items() if not n.endswith("_bias") or f"param.{n}" in g}
 
 

@@ -5,9 +5,8 @@ Wherever a file is missing, damaged or of another model, :class:`~memspan.errors
 kinds.py            the kinds, by name and by the files that identify them
 convert.py          what a kind's ``read`` returns, as a run
 transfo_xl.py       folders of transformers               authors.py      of the authors' PyTorch code
-labml.py            runs of labml_nn
-transformer_xl.py   options and names that Transformer-XL checkpoints share
-vocabulary.py       their vocabularies                    tensors.py      tensors in others' files
-names.py            a peer's tensors in terms of ours     torch_files.py  what torch.save wrote, as data
-options.py          a peer's options, checked             pickles.py      pickles, as data
+labml.py            runs of labml_nn                      vocabulary.py   vocabularies of the first two
+names.py            a peer's tensors in terms of ours     tensors.py      tensors in others' files
+options.py          a peer's options, checked             torch_files.py  what torch.save wrote, as data
+                                                          pickles.py      pickles, as data
 """

@@ -24,7 +24,7 @@ from memspan.converters.pickles import Inert
 from memspan.converters.tensors import as_tensors, read_json, shape_of
 from memspan.converters.torch_files import Stored
 from memspan.converters.torch_files import read as read_saved
-from memspan.converters.transformer_xl import names, run_config
+from memspan.converters.transfo_xl import names, run_config
 from memspan.converters.vocabulary import read_vocabulary
 from memspan.data.tokenizers.base import Tokenizer
 from memspan.data.tokenizers.bytes import ByteTokenizer
@@ -137,15 +137,12 @@ def _part(module: Inert, *path: str) -> dict[str, Any]:
     return module.state
 
 
-def _state_and_options(value: object, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _state_and_options(value: Any, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and options of a checkpoint that is not a model object."""
-    found = value if isinstance(value, dict) else {}
-    if "model_state" in found:
-        tensors = as_tensors(found["model_state"], path)
-        options = found.get("model_config", found.get("args"))
-        options = options.state if isinstance(options, Inert) else options
-    else:
-        tensors, options = as_tensors(value, path), None
+    wrapped = isinstance(value, dict) and "model_state" in value
+    tensors = as_tensors(value["model_state"] if wrapped else value, path)
+    options = value.get("model_config", value.get("args")) if wrapped else None
+    options = options.state if isinstance(options, Inert) else options
     args = path.parent / "args.json"
     if not isinstance(options, dict):
         if not args.exists():

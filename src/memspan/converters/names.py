@@ -56,15 +56,14 @@ def module(name: str, ours: nn.Module) -> Names:
 
 def check(model: nn.Module, names: Names, tensors: Mapping[str, Tensor], where: str) -> None:
     """Refuse missing or superfluous tensors, and those of another type or shape than the model's, which
-    may be on the meta device. ``where``: the file that they come from, for messages."""
+    is on the meta device. ``where``: the file that they come from, for messages."""
     if left_over := sorted(set(tensors) - set(names)):
         raise MemspanError(
             f"{where} has tensors that a model with these options lacks: {_listed(left_over)}; check "
             "that its options are this model's"
         )
     for name, tensor in tensors.items():
-        # On the meta device, from shapes alone.
-        wanted = torch.cat(names[name](lambda ours: ours.detach().to("meta"))).shape
+        wanted = torch.cat(names[name](lambda ours: ours.detach())).shape
         if not tensor.is_floating_point():
             raise MemspanError(f"{where}: {name} is of {tensor.dtype}: save it in floating point")
         if tensor.shape != wanted:
