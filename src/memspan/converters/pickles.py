@@ -1,16 +1,13 @@
-"""Read pickles as data: nothing in them is executed.
+"""Pickles as data: how large they may be, and what stands in for other programs' objects.
 
-The standard library's unpickler makes the objects, but only of the classes that it is given here. First
-a pickle's steps are counted, so that a small one cannot take long or much memory.
+A pickle's steps are counted before it is read, so that a small one cannot take long or much memory.
 """
 
 from __future__ import annotations
 
 import io
-import pickle
 import pickletools
 from collections import Counter
-from collections.abc import Callable
 from typing import Any, Self
 
 LIMIT = 1 << 25
@@ -72,34 +69,8 @@ class Entries(dict[str, Any]):
         """Attributes, such as the versions in a state dict, are dropped."""
 
 
-def load(
-    content: bytes, stand_in: Callable[[str], object], persistent: Callable[[Any], object]
-) -> tuple[Any, int]:
-    """The value in a pickle, and where the pickle ends.
-
-    Args:
-        content: begins with the pickle.
-        stand_in: what stands for a class or function, by its full name. A class must have
-            ``__setstate__``; otherwise a pickle could change the class itself.
-        persistent: what stands for an object that is stored elsewhere, by the tuple that says where.
-
-    Raises:
-        Exception: of many kinds: it is damaged or too large; what ``stand_in`` raises.
-    """
-    end = _checked(content)
-
-    class Reader(pickle.Unpickler):
-        def find_class(self, module: str, name: str) -> object:
-            return stand_in(f"{module}.{name}")
-
-        def persistent_load(self, saved: Any) -> object:
-            return persistent(saved)
-
-    return Reader(io.BytesIO(content[:end]), encoding="utf-8").load(), end
-
-
-def _checked(content: bytes) -> int:
-    """The end of the pickle at the start of ``content``.
+def end_of(content: bytes) -> int:
+    """Where the pickle at the start of ``content`` ends.
 
     Raises:
         ValueError: it does not end, or could take long or much memory.

@@ -5,7 +5,9 @@ A file is mapped into memory and its tensors are views of it, so false sizes all
 
 from __future__ import annotations
 
+import io
 import mmap
+import pickle
 import re
 import struct
 import zipfile
@@ -94,13 +96,6 @@ class Foreign(Exception):
     """A pickle names something that is not data; its argument is the name."""
 
 
-def _stand_in(name: str) -> object:
-    found = Inert if INERT.fullmatch(name) else NAMES.get(name)
-    if found is None:
-        raise Foreign(name)
-    return found
-
-
 def read(path: Path) -> Any:
     """The value in a file, with :class:`Stored` for its tensors.
 
@@ -141,9 +136,8 @@ class _File:
     def __init__(self, content: mmap.mmap) -> None:
         self._content = content
         # By key: an element's bytes, as the pickle says; the storage's offset and size in the file.
-        self._sizes: dict[str, int] = {}
+        self.sizes: dict[str, int] = {}
         self._places: dict[str, tuple[int, int]] = {}
-        self._storages: dict[str, Tensor] = {}
 
     def value(self, file: IO[bytes]) -> Any:
         """The file's value; ``file``: the same, open."""
@@ -155,27 +149,23 @@ class _File:
 
     def storage(self, dtype: torch.dtype, key: str, numel: int) -> Tensor:
         """All values of a storage, in one dimension."""
-        if key not in self._storages:
-            start, size = self._places[key]
-            if size != numel * dtype.itemsize:
-                raise ValueError(f"{numel:,} values claimed for {size:,} bytes")
-            self._storages[key] = (
-                torch.frombuffer(self._content, dtype=dtype, count=numel, offset=start)
-                if numel
-                else torch.empty(0, dtype=dtype)
-            )
-        return self._storages[key]
+        start, size = self._places[key]
+        if size != numel * dtype.itemsize:
+            raise ValueError(f"{numel:,} values claimed for {size:,} bytes")
+        if numel == 0:
+            return torch.empty(0, dtype=dtype)
+        return torch.frombuffer(self._content, dtype=dtype, count=numel, offset=start)
 
     def _zipped(self, file: IO[bytes]) -> Any:
-        members = {member.filename: member for member in zipfile.ZipFile(file).infolist()}
-        name = next(name for name in members if name.endswith("/data.pkl"))
-        places = {name: self._place(member) for name, member in members.items()}
+        members = zipfile.ZipFile(file).infolist()
+        places = {member.filename: self._place(member) for member in members}
+        name = next(name for name in places if name.endswith("/data.pkl"))
         root = name.removesuffix("data.pkl")
         start, size = places.get(f"{root}byteorder", (0, 0))
         if self._content[start : start + size] == b"big":
             raise ValueError("saved on a big-endian machine")
         value, _ = self._unpickled(*places[name])
-        self._places = {key: places[f"{root}data/{key}"] for key in self._sizes}
+        self._places = {key: places[f"{root}data/{key}"] for key in self.sizes}
         return value
 
     def _place(self, member: zipfile.ZipInfo) -> tuple[int, int]:
@@ -194,22 +184,38 @@ class _File:
         keys, at = self._unpickled(at)
         for key in keys:
             (numel,) = struct.unpack_from("<Q", self._content, at)
-            self._places[key] = (at + 8, numel * self._sizes[key])
-            at += 8 + numel * self._sizes[key]
+            self._places[key] = (at + 8, numel * self.sizes[key])
+            at += 8 + numel * self.sizes[key]
         return value
 
     def _unpickled(self, start: int, size: int = pickles.LIMIT) -> tuple[Any, int]:
         """The value of the pickle that begins at ``start``, and where it ends."""
         content = self._content[start : start + min(size, pickles.LIMIT)]
-        value, end = pickles.load(content, _stand_in, self._persistent)
-        return value, start + end
+        end = pickles.end_of(content)
+        return _Unpickler(content[:end], self).load(), start + end
 
-    def _persistent(self, saved: Any) -> object:
+
+class _Unpickler(pickle.Unpickler):
+    """Makes objects of the classes known here only."""
+
+    def __init__(self, content: bytes, file: _File) -> None:
+        super().__init__(io.BytesIO(content), encoding="utf-8")
+        self._file = file
+
+    def find_class(self, module: str, name: str) -> object:
+        # A class without __setstate__ could itself be changed by a pickle.
+        full = f"{module}.{name}"
+        found = Inert if INERT.fullmatch(full) else NAMES.get(full)
+        if found is None:
+            raise Foreign(full)
+        return found
+
+    def persistent_load(self, saved: Any) -> object:
         if saved[0] == "module":
             # A class with its source, before version 1.6.
             return saved[1]
         _, dtype, key, _, _, *view = saved
         if view not in ([], [None]) or not isinstance(key, str):
             raise ValueError("a storage inside another")
-        self._sizes[key] = dtype.itemsize
-        return self, saved
+        self._file.sizes[key] = dtype.itemsize
+        return self._file, saved
