@@ -41,7 +41,7 @@ import torch
 import page_tables
 import timing
 import trainings
-from memspan.data.tokenizers.bytes import ByteTokenizer
+from memspan.data.tokenizers.plain import ByteTokenizer
 from memspan.measurement.subject import RunSubject, after_history
 from memspan.runs.options import RunConfig
 from shakespeare import add_text, parts, preset

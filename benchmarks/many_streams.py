@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 import timing
-from memspan.data.tokenizers.bytes import ByteTokenizer
+from memspan.data.tokenizers.plain import ByteTokenizer
 from memspan.generation.writer import Writer
 from memspan.memory import Memory
 from memspan.models import LanguageModel

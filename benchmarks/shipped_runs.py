@@ -33,7 +33,7 @@ import timing
 from memspan.data.named import HELD_OUT, SHAKESPEARE
 from memspan.data.prepared import prepare
 from memspan.data.token_files import identity
-from memspan.data.tokenizers.bytes import ByteTokenizer
+from memspan.data.tokenizers.plain import ByteTokenizer
 from memspan.files.tensors import load_tensors, save_tensors
 from memspan.measurement.report import Report
 from memspan.runs import checkpoints

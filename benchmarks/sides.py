@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from memspan.data.prepared import prepare
-from memspan.data.tokenizers.bytes import ByteTokenizer
+from memspan.data.tokenizers.plain import ByteTokenizer
 from memspan.evaluation import score_tokens
 from memspan.models import LanguageModel
 from memspan.runs.options import RunConfig

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from memspan.data.tokenizers.characters import CharacterTokenizer
+from memspan.data.tokenizers.plain import CharacterTokenizer
 from memspan.measurement.subject import RunSubject
 from memspan.models import (
     CompressiveConfig,

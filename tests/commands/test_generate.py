@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from memspan import concatenate
 from memspan.data.token_files import Identity
-from memspan.data.tokenizers.bytes import ByteTokenizer
+from memspan.data.tokenizers.plain import ByteTokenizer
 from memspan.data.tokenizers.registry import train_tokenizer
 from memspan.errors import MemspanError
 from memspan.evaluation import score_tokens

@@ -15,6 +15,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 import memspan
 from memspan.data.options import DataConfig
 from memspan.data.prepared import prepare
+from memspan.data.tokenizers.base import StreamDecoder
 from memspan.data.tokenizers.library import SPACE
 from memspan.data.tokenizers.registry import load_tokenizer, read_tokenizer
 from memspan.errors import MemspanError
@@ -142,7 +143,7 @@ def test_any_model_is_read(
     assert len(pieces) > 10
     assert b"".join(piece for piece, _ in pieces) == text
     assert np.concatenate([each for _, each in pieces]).tolist() == ids.tolist()
-    decoder = ours.stream_decoder()
+    decoder = StreamDecoder(ours)
     assert "".join(map(decoder.push, ids.tolist())).encode() == ours.decode(ids)
     # Nothing is lost in silence.
     strange = "\N{SNOWMAN}\N{OGHAM LETTER BEITH}".encode()

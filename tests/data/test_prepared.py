@@ -11,15 +11,12 @@ import pytest
 
 from memspan.data.prepared import prepare
 from memspan.data.token_files import read_tokens, write_tokens
-from memspan.data.tokenizers.bytes import ByteTokenizer
+from memspan.data.tokenizers.plain import ByteTokenizer
 from memspan.errors import MemspanError
 
+pytestmark = pytest.mark.usefixtures("own_folders")
+
 TEXT = "Grüße, naïve 世界 🎉: the cat sat.\n" * 30
-
-
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.mark.parametrize("kind", ["bytes", "characters", "words", "subwords"])

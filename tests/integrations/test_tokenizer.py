@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from memspan.data.tokenizers.base import Tokenizer
-from memspan.data.tokenizers.bytes import ByteTokenizer
-from memspan.data.tokenizers.characters import CharacterTokenizer
+from memspan.data.tokenizers.plain import ByteTokenizer, CharacterTokenizer, WordTokenizer
 from memspan.data.tokenizers.registry import KINDS, train_tokenizer
-from memspan.data.tokenizers.words import WordTokenizer
 from memspan.errors import MemspanError
 from memspan.integrations.transformers import MemspanConfig, fast_tokenizer
 

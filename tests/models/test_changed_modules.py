@@ -21,7 +21,7 @@ from torch.nn.utils import parametrize
 from architectures import CASES, ONE_OF_EACH, Case, compressive, feedback, transformer_xl
 from golden import assert_same
 from memspan.data.streams import evaluation_segments
-from memspan.data.tokenizers.bytes import ByteTokenizer
+from memspan.data.tokenizers.plain import ByteTokenizer
 from memspan.errors import MemspanError
 from memspan.evaluation import score_tokens
 from memspan.models import LanguageModel

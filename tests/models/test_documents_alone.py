@@ -16,7 +16,7 @@ from architectures import CASES, VOCABULARY
 from memspan.data.options import DataConfig
 from memspan.data.prepared import prepare
 from memspan.data.streams import START
-from memspan.data.tokenizers.bytes import ByteTokenizer
+from memspan.data.tokenizers.plain import ByteTokenizer
 from memspan.evaluation import score_tokens
 from memspan.models import LanguageModel
 from memspan.models.transformer_xl.config import TransformerXLConfig

@@ -16,7 +16,7 @@ from rich.console import Console
 import memspan
 from architectures import CASES, VOCABULARY
 from memspan.data.options import DataConfig
-from memspan.data.tokenizers.bytes import ByteTokenizer
+from memspan.data.tokenizers.plain import ByteTokenizer
 from memspan.errors import MemspanError, NonFiniteError
 from memspan.evaluation import score_tokens
 from memspan.memory import Memory

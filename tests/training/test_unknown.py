@@ -13,7 +13,7 @@ from test_train import MODEL
 
 from memspan import cli
 from memspan.data.tokenizers.base import Tokenizer
-from memspan.data.tokenizers.bytes import ByteTokenizer
+from memspan.data.tokenizers.plain import ByteTokenizer
 from memspan.data.tokenizers.registry import train_tokenizer
 from memspan.evaluation import Scores, score_tokens
 from memspan.models import LanguageModel

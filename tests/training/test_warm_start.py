@@ -15,8 +15,7 @@ from architectures import randomise
 from golden import assert_same
 from memspan.data.options import DataConfig
 from memspan.data.tokenizers.base import Tokenizer
-from memspan.data.tokenizers.bytes import ByteTokenizer
-from memspan.data.tokenizers.characters import CharacterTokenizer
+from memspan.data.tokenizers.plain import ByteTokenizer, CharacterTokenizer
 from memspan.errors import MemspanError
 from memspan.models import LanguageModel
 from memspan.models.compressive.config import CompressiveConfig

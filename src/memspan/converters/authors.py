@@ -27,9 +27,7 @@ from memspan.converters.torch_files import read as read_saved
 from memspan.converters.transfo_xl import names, run_config
 from memspan.converters.vocabulary import read_vocabulary
 from memspan.data.tokenizers.base import Tokenizer
-from memspan.data.tokenizers.bytes import ByteTokenizer
-from memspan.data.tokenizers.characters import CharacterTokenizer
-from memspan.data.tokenizers.words import WordTokenizer
+from memspan.data.tokenizers.plain import ByteTokenizer, CharacterTokenizer, WordTokenizer
 from memspan.errors import MemspanError
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs.options import RunConfig

@@ -24,7 +24,7 @@ from memspan.converters.tensors import load_tensors, read_json, shape_of
 from memspan.converters.vocabulary import numbers
 from memspan.data.options import DataConfig
 from memspan.data.tokenizers.base import Tokenizer
-from memspan.data.tokenizers.characters import CharacterTokenizer
+from memspan.data.tokenizers.plain import CharacterTokenizer
 from memspan.errors import MemspanError
 from memspan.files.disk import open_regular, read_limited
 from memspan.models import LanguageModel

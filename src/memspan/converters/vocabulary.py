@@ -13,7 +13,7 @@ from memspan.converters.pickles import LIMIT, Inert
 from memspan.converters.tensors import read_json
 from memspan.converters.torch_files import read
 from memspan.data.options import refuse_oversized_vocabulary
-from memspan.data.tokenizers.words import WordTokenizer
+from memspan.data.tokenizers.plain import WordTokenizer
 from memspan.errors import MemspanError
 from memspan.files.disk import read_limited
 

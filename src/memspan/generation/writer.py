@@ -164,7 +164,7 @@ class Writer:
         self._n_left, self._with_log_probabilities = tokens, log_probabilities
         self._samples = []
         for n in of.tolist():
-            decoder = tokenizer.stream_decoder()
+            decoder = StreamDecoder(tokenizer)
             # Whether a space comes first depends on what is before it.
             decoder.push(last[n])
             self._samples.append(Sample(decoder, stop))

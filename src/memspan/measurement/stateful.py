@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from memspan.data.prepared import prepare
 from memspan.data.streams import Segment
 from memspan.data.tokenizers.base import Tokenizer
-from memspan.data.tokenizers.bytes import ByteTokenizer
+from memspan.data.tokenizers.plain import ByteTokenizer
 from memspan.data.tokenizers.pretrained import FILES, PretrainedTokenizer
 from memspan.data.tokenizers.registry import read_tokenizer
 from memspan.devices import device_for

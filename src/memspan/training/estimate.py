@@ -19,7 +19,7 @@ from memspan.data.corpora import Corpus, is_local
 from memspan.data.options import title
 from memspan.data.prepared import TokenizedCorpus, prepare
 from memspan.data.token_files import TokenFile
-from memspan.data.tokenizers.words import WordTokenizer
+from memspan.data.tokenizers.plain import WordTokenizer
 from memspan.devices import device_for
 from memspan.distributed.processes import ALONE, Processes, own_device
 from memspan.errors import MemspanError, counted

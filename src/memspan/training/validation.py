@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from memspan.data.streams import evaluation_segments
+from memspan.data.tokenizers.base import StreamDecoder
 from memspan.distributed.processes import ALONE
 from memspan.evaluation import Scores, score_tokens
 from memspan.generation.drawing import draw_tokens
@@ -91,7 +92,7 @@ class Validation:
             writing = state.config.model.writing_options(options.segment_length)
         reader = scored.reader(batch_size=1, precision=self.precision, **writing)
         tokenizer = state.prepared.tokenizer
-        decoder = tokenizer.stream_decoder()
+        decoder = StreamDecoder(tokenizer)
         logits, _ = read_prompt(reader, [tokenizer.encode(self.prompt())], options.segment_length)
         drawn = draw_tokens(reader, logits, n_tokens, Sampling(min_p=MIN_P, seed=1))
         return "".join(decoder.push(ids[0]) for ids, _ in drawn)

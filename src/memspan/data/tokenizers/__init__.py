@@ -1,1 +1,1 @@
-"""Text to ids and back: one kind of tokeniser per file, saved as plain JSON."""
+"""Text to ids and back; every tokeniser is saved as plain JSON."""

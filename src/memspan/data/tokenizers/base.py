@@ -97,9 +97,12 @@ class Tokenizer(ABC):
         text = json.dumps(value, ensure_ascii=False, indent=None)
         write_atomically(folder / "tokenizer.json", text.encode())
 
-    def stream_decoder(self) -> StreamDecoder:
-        """A decoder of ids that come one by one."""
-        return StreamDecoder(self)
+    def _lacks(self, what: str) -> MemspanError:
+        """The error for a text with something else than another program's vocabulary has."""
+        return MemspanError(
+            f"{what} is not in the vocabulary, which has no token for other {self.kind}: give a text "
+            f"of its {self.kind} only"
+        )
 
     def _json(self) -> str:
         return json.dumps({"kind": self.kind, **self.content()}, ensure_ascii=False, sort_keys=True)

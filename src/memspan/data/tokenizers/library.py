@@ -169,10 +169,6 @@ def subword_library() -> Any:
         raise MemspanError(
             "sub-words need the tokenizers library: pip install tokenizers"
         ) from None
-    import tokenizers.models
-    import tokenizers.pre_tokenizers
-    import tokenizers.trainers
-
     return tokenizers
 
 

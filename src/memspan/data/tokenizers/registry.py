@@ -9,26 +9,17 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from memspan.data.options import refuse_oversized_vocabulary
+from memspan.data.tokenizers import library, plain
 from memspan.data.tokenizers.base import LIMIT, Tokenizer, utf8
-from memspan.data.tokenizers.bytes import ByteTokenizer
-from memspan.data.tokenizers.characters import CharacterTokenizer
-from memspan.data.tokenizers.library import (
-    LibraryTokenizer,
-    SubwordTokenizer,
-    is_failure,
-    read_library_tokenizer,
-    train_subwords,
-)
-from memspan.data.tokenizers.words import END_OF_LINE, UNKNOWN, WordTokenizer, split_words
 from memspan.errors import MemspanError
 from memspan.files.disk import read_limited
 
 KINDS: dict[str, type[Tokenizer]] = {
-    "bytes": ByteTokenizer,
-    "characters": CharacterTokenizer,
-    "words": WordTokenizer,
-    "subwords": SubwordTokenizer,
-    "library": LibraryTokenizer,
+    "bytes": plain.ByteTokenizer,
+    "characters": plain.CharacterTokenizer,
+    "words": plain.WordTokenizer,
+    "subwords": library.SubwordTokenizer,
+    "library": library.LibraryTokenizer,
 }
 OURS = b'{"sha256": '
 """How the files of :meth:`Tokenizer.save` begin."""
@@ -52,23 +43,23 @@ def train_tokenizer(
     # The sub-word library allocates this many, and aborts the process if it cannot.
     refuse_oversized_vocabulary(vocab_size or 0)
     if kind == "bytes":
-        return ByteTokenizer()
+        return plain.ByteTokenizer()
     if kind == "characters":
         characters: set[str] = set()
         for document in documents:
             characters.update(utf8(document))
-        return CharacterTokenizer("".join(sorted(characters)))
+        return plain.CharacterTokenizer("".join(sorted(characters)))
     if kind == "words":
         counts: Counter[str] = Counter()
         for document in documents:
-            counts.update(split_words(document))
+            counts.update(plain.split_words(utf8(document)))
         # The end of line and the unknown word always have an id.
-        special = (END_OF_LINE, UNKNOWN)
+        special = (plain.END_OF_LINE, plain.UNKNOWN)
         ranked = sorted(
             {*counts, *special}, key=lambda word: (word not in special, -counts[word], word)
         )[: max(vocab_size or 300_000, len(special))]
-        return WordTokenizer(sorted(ranked, key=lambda word: (-counts[word], word)))
-    return train_subwords(documents, vocab_size)
+        return plain.WordTokenizer(sorted(ranked, key=lambda word: (-counts[word], word)))
+    return library.train_subwords(documents, vocab_size)
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -81,7 +72,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
     with contextlib.suppress(OSError), open(path, "rb") as file:
         if file.read(len(OURS)) == OURS:
             return _load(path)
-    return read_library_tokenizer(path)
+    return library.read_library_tokenizer(path)
 
 
 def _load(path: Path) -> Tokenizer:
@@ -96,7 +87,7 @@ def _load(path: Path) -> Tokenizer:
         raise MemspanError(f"{path} is missing: restore it") from None
     except BaseException as error:
         # A damaged file may hold anything.
-        if isinstance(error, MemspanError) or not is_failure(error):
+        if isinstance(error, MemspanError) or not library.is_failure(error):
             raise
         raise MemspanError(f"{path} is damaged ({error}): restore it") from None
     return tokenizer

@@ -11,10 +11,14 @@ from tokenizers import Tokenizer as Pipeline
 from transformers import PreTrainedTokenizerFast
 
 from memspan.data.tokenizers.base import Tokenizer
-from memspan.data.tokenizers.bytes import ByteTokenizer
-from memspan.data.tokenizers.characters import CharacterTokenizer
 from memspan.data.tokenizers.library import LibraryTokenizer, SubwordTokenizer, byte_level_bytes
-from memspan.data.tokenizers.words import END_OF_LINE, UNKNOWN, WordTokenizer
+from memspan.data.tokenizers.plain import (
+    END_OF_LINE,
+    UNKNOWN,
+    ByteTokenizer,
+    CharacterTokenizer,
+    WordTokenizer,
+)
 from memspan.errors import MemspanError
 
 
