@@ -49,29 +49,22 @@ def load_corpus(texts: Texts, field: str = "text") -> Corpus:
             text; a download that fails; records without the field; a package that is not installed; a
             text that is for training and for another split.
     """
-    record: dict[str, Any] = {}
-    skipped: list[str] = []
     try:
-        if not isinstance(texts, str):
-            splits, skipped = _of_parts(texts, field)
-        elif texts in CORPORA:
-            splits, source = CORPORA[texts].read(), CORPORA[texts].source
-            record = {"url": source.url} if source else {"python": platform.python_version()}
+        if isinstance(texts, str):
+            splits, skipped = _of_whole(texts, field)
         else:
-            splits, skipped = _read_path(texts, field)
-        hashed = digest(splits)
+            splits, skipped = _of_parts(texts, field)
+        record = {"name": title(texts), "sha256": digest(splits)}
     except OSError as error:
         raise MemspanError(
             f"cannot read {error.filename or title(texts)} ({error.strerror}): check its name and "
             "permissions"
         ) from None
+    if isinstance(texts, str) and texts in CORPORA:
+        source = CORPORA[texts].source
+        record |= {"url": source.url} if source else {"python": platform.python_version()}
     first = next((text for documents in splits.values() for text in documents if len(text)), None)
-    return Corpus(
-        splits,
-        record | {"name": title(texts), "sha256": hashed},
-        tuple(skipped),
-        encoding_of(_start(first)) if first else None,
-    )
+    return Corpus(splits, record, tuple(skipped), encoding_of(_start(first)) if first else None)
 
 
 def digest(splits: Splits) -> str:
@@ -127,16 +120,40 @@ def _of_split(name: str) -> tuple[str, str]:
     return (name, "") if not source or (_is_there(name) and not hub) else (source, split)
 
 
-def _read_path(name: str, field: str) -> tuple[Splits, list[str]]:
-    if _is_dataset(name):
-        return _of_dataset(name, field)
-    contents, skipped = _read_files(name, field)
-    documents = [text for _, texts in contents for text in texts]
-    if len(contents) >= 20:
-        return by_file(contents), skipped
-    if any(holds_records(Path(file)) for file, _ in contents):
-        return by_document(documents), skipped
-    return by_position(documents), skipped
+def _of_whole(name: str, field: str) -> tuple[Splits, list[str]]:
+    """A text with its own splits, or cut into splits, and what is left out of it."""
+    found = _own_splits(name, field)
+    if found is None:
+        contents, skipped = _read_files(name, field)
+        documents = [text for _, texts in contents for text in texts]
+        if len(contents) >= 20:
+            return by_file(contents), skipped
+        if any(holds_records(Path(file)) for file, _ in contents):
+            return by_document(documents), skipped
+        return by_position(documents), skipped
+    # Of several names of one split, the first that has text.
+    used: dict[str, str] = {}
+    for theirs, ours in SPLITS.items():
+        if any(found.get(theirs, [])):
+            used.setdefault(ours, theirs)
+    splits = {ours: found[theirs] for ours, theirs in used.items()}
+    skipped = [
+        f"{split} ({'a split that is not used' if any(texts) else 'empty'})"
+        for split, texts in found.items()
+        if split not in used.values()
+    ]
+    if not splits:
+        raise MemspanError(
+            f"{name} has no text in splits named {', '.join(SPLITS)}: rename one of its splits"
+        )
+    return _with_validation(splits), skipped
+
+
+def _own_splits(name: str, field: str) -> Splits | None:
+    """The documents of a named corpus or a data set by its own names of splits; None: it is neither."""
+    if name in CORPORA:
+        return CORPORA[name].read()
+    return read_dataset(name, field) if _is_dataset(name) else None
 
 
 def _read_files(name: str, field: str) -> tuple[list[tuple[str, list[Text]]], list[str]]:
@@ -195,12 +212,12 @@ def _of_parts(texts: Mapping[str, str], field: str) -> tuple[Splits, list[str]]:
 def _part(split: str, name: str, field: str) -> tuple[list[Text], list[str]]:
     """The documents of a text that is a whole split."""
     source, wanted = _of_split(name)
-    if source not in CORPORA and not _is_dataset(source):
+    found = _own_splits(source, field)
+    if found is None:
         if wanted:
             raise MemspanError(f"{source} is there, but is not divided into splits: drop #{wanted}")
         contents, skipped = _read_files(name, field)
         return [text for _, texts in contents for text in texts], skipped
-    found = CORPORA[source].read() if source in CORPORA else read_dataset(source, field)
     names = [wanted] if wanted else [n for n in found if SPLITS.get(n) == split]
     if not names and len(found) == 1:
         # Nothing to choose from.
@@ -237,27 +254,6 @@ def has_fields(name: str) -> bool:
     except OSError:
         return True
     return not texts or any(holds_records(file) for _, file in texts)
-
-
-def _of_dataset(name: str, field: str) -> tuple[Splits, list[str]]:
-    """A data set with its own splits; without one for validation, training text is cut for it."""
-    found = read_dataset(name, field)
-    # Of several names of one split, the first that has text.
-    used: dict[str, str] = {}
-    for theirs, ours in SPLITS.items():
-        if any(found.get(theirs, [])):
-            used.setdefault(ours, theirs)
-    splits = {ours: found[theirs] for ours, theirs in used.items()}
-    skipped = [
-        f"{split} ({'a split that is not used' if any(texts) else 'empty'})"
-        for split, texts in found.items()
-        if split not in used.values()
-    ]
-    if not splits:
-        raise MemspanError(
-            f"{name} has no text in splits named {', '.join(SPLITS)}: rename one of its splits"
-        )
-    return _with_validation(splits), skipped
 
 
 def _with_validation(splits: Splits) -> Splits:

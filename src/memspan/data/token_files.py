@@ -146,11 +146,6 @@ def recorded(value: object) -> Identity:
     return value
 
 
-def is_whole(known: Identity) -> bool:
-    """Whether an identity covers all splits and the starts of their documents."""
-    return bool(known) and all(BORDERS in split for split in known.values())
-
-
 def difference(known: Identity, found: Identity, among: Iterable[str] | None = None) -> str | None:
     """How ``found`` differs from what a run recorded, in a few words; None if it does not.
 
@@ -159,10 +154,12 @@ def difference(known: Identity, found: Identity, among: Iterable[str] | None = N
         found: the identity of the present corpus.
         among: the splits to compare (None: all, and there must be no others).
     """
+    # Of an old run not all splits, and not where documents start, may be known.
+    whole = bool(known) and all(BORDERS in split for split in known.values())
     # In the order of the text.
     for name in dict.fromkeys([*found, *known]) if among is None else among:
         before, now = known.get(name), found.get(name)
-        if before is None and not is_whole(known):
+        if before is None and not whole:
             continue
         if before is None or now is None:
             return f"its {name} split is {'new' if before is None else 'missing'}"
