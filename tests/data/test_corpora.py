@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,11 +19,7 @@ from memspan.data.named import CORPORA, list_corpora
 from memspan.data.texts import Text, by_position
 from memspan.errors import MemspanError
 
-
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("no_proxy", "*")
+pytestmark = pytest.mark.usefixtures("own_folders")
 
 
 def _whole(name: Path) -> bytes:
@@ -101,20 +99,25 @@ def test_every_named_corpus_has_a_row(tmp_path: Path) -> None:
     assert row["state"].startswith("downloaded: ")
 
 
-def test_wikitext_has_the_splits_of_its_archive(monkeypatch: pytest.MonkeyPatch) -> None:
-    path = named.WIKITEXT_103.path
-    path.parent.mkdir(parents=True)
-    with zipfile.ZipFile(path, "w") as archive:
-        for name in ("train", "valid", "test"):
-            archive.writestr(f"wikitext-103/wiki.{name}.tokens", f" = {name} = \n")
-    source = named.Source(
-        named.WIKITEXT_103.url, hashlib.sha256(path.read_bytes()).hexdigest(), 10**6
-    )
-    monkeypatch.setattr(named, "WIKITEXT_103", source)
-    corpus = load_corpus("wikitext-103")
-    assert tuple(corpus.splits) == CORPORA["wikitext-103"].splits
-    texts = [[text.read() for text in split] for split in corpus.splits.values()]
-    assert texts == [[f" = {name} = \n".encode()] for name in ("train", "valid", "test")]
+def _downloaded(monkeypatch: pytest.MonkeyPatch, name: str, content: bytes) -> None:
+    """As if the file of a named corpus were there, and this one."""
+    source = replace(getattr(named, name), sha256=hashlib.sha256(content).hexdigest())
+    source.path.parent.mkdir(parents=True, exist_ok=True)
+    source.path.write_bytes(content)
+    monkeypatch.setattr(named, name, source)
+
+
+@pytest.mark.parametrize("name", ["tiny-shakespeare", "wikitext-103"])
+def test_a_named_corpus_has_its_official_splits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, zipped = (b"ab" * 90, b"cd" * 10, b"e"), io.BytesIO()
+    with zipfile.ZipFile(zipped, "w") as archive:
+        for part, content in zip(("train", "valid", "test"), parts, strict=True):
+            archive.writestr(f"wikitext-103/wiki.{part}.tokens", content)
+    _downloaded(monkeypatch, "WIKITEXT_103", zipped.getvalue())
+    _downloaded(monkeypatch, "SHAKESPEARE", parts[0] + parts[1])
+    splits = load_corpus(name).splits
+    assert tuple(splits) == CORPORA[name].splits
+    assert [text.read() for texts in splits.values() for text in texts] == [*parts][: len(splits)]
 
 
 def test_enwik8_is_cut_at_its_official_places(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,23 +165,6 @@ TEXT = "Grüße aus Köln, naïve Leute. " * 1000
 def test_encodings_are_recognised(tmp_path: Path, content: bytes, expected: str | None) -> None:
     (tmp_path / "t.txt").write_bytes(content)
     assert load_corpus(str(tmp_path / "t.txt")).encoding == expected
-
-
-def test_a_glob_names_some_files(tmp_path: Path) -> None:
-    for n in (1, 2, 11):
-        (tmp_path / f"{n}.txt").write_text(f"text number {n} " * 10)
-    assert _whole(tmp_path / "1*.txt") == b"text number 1 " * 10 + b"text number 11 " * 10
-
-
-def test_a_named_corpus_has_its_official_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = b"To be, or not to be" * 100
-    source = named.Source("http://127.0.0.1:9/i.txt", hashlib.sha256(text).hexdigest(), 10**7)
-    source.path.parent.mkdir(parents=True)
-    source.path.write_bytes(text)
-    monkeypatch.setattr(named, "SHAKESPEARE", source)
-    splits = load_corpus("tiny-shakespeare").splits
-    assert [t.read() for t in splits["train"]] == [text[:1710]]
-    assert [t.read() for t in splits["validation"]] == [text[1710:]]
 
 
 def _dataset(monkeypatch: pytest.MonkeyPatch, **parts: int) -> corpora.Corpus:

@@ -13,10 +13,7 @@ from memspan.data.corpora import load_corpus
 from memspan.data.prepared import prepare
 from memspan.errors import MemspanError
 
-
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_folders")
 
 
 def _documents(path: Path, field: str = "text") -> list[bytes]:
@@ -138,15 +135,15 @@ FINE = b'{"text": "fine"}\n'
         ("t.jsonl", FINE + b"[" * 100_000, "line 2 is not JSON"),
         (
             "t.jsonl",
-            FINE + b'{"id": 1, "title": "a"}',
-            "line 2 has no 'text'; it has 'id', 'title': .*--data.field.* --field",
+            FINE + b'{"id": 1, "a": ""}',
+            "line 2 has no 'text'; it has 'id', 'a': .* --field",
         ),
         ("t.jsonl", FINE + b'{"text": 5}', "line 2: text is of type int, not text"),
         ("t.jsonl", FINE + b'{"text": "\\ud800"}', "half a surrogate pair"),
         (
             "t.csv",
             b"id,body\n1,a\n",
-            "t.csv has no 'text'; it has 'id', 'body': .*--data.field.*, or call it .txt",
+            "t.csv has no 'text'; it has 'id', 'body': .*, or call it .txt",
         ),
         ("t.csv", b"id,text\n1,a,b\n", "line 2 has 3 columns, the first line 2: quote texts with"),
         ("t.csv", b'text\n"a"b\n', r"line 2 is not valid \(.*\): double the quotes"),
