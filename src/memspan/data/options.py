@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
@@ -102,9 +103,7 @@ class DataConfig:
         # Control characters would reach the terminal; TOML cannot hold half a surrogate pair.
         names = {"corpus": self.corpus, **own, "field": self.field, "tokenizer": self.tokenizer}
         for what, name in names.items():
-            if name is not None and any(
-                ord(c) < 32 or 127 <= ord(c) < 160 or 0xD800 <= ord(c) < 0xE000 for c in name
-            ):
+            if re.search(r"[\0-\x1f\x7f-\x9f\ud800-\udfff]", name or ""):
                 raise MemspanError(
                     f"the {what}'s name {name!r} has control characters or is not Unicode: rename it"
                 )

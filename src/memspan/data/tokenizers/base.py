@@ -6,6 +6,7 @@ import codecs
 import hashlib
 import itertools
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -150,34 +151,24 @@ def decoded(chunks: Iterable[bytes]) -> Iterator[str]:
 def cut_at_gaps(texts: Iterable[str], gaps: str = " \t\n") -> Iterator[str]:
     """The same text in pieces that end where a gap begins; a text without gaps is one piece.
 
-    ``gaps``: characters that make a gap where they stand alone.
+    ``gaps``: white space that makes a gap where it stands alone, between other characters. Neither a
+    word nor the pattern by which byte-level BPE splits a text (Radford et al. 2019) crosses its left
+    edge.
     """
+    up_to_last = re.compile(rf".*\S(?=[{gaps}]\S)" if gaps else "(?!)", re.DOTALL)
     held: list[str] = []
     rest = ""
     for text in texts:
         rest += text
-        gap = _last_gap(rest, gaps)
-        if gap is not None:
-            yield "".join([*held, rest[:gap]])
-            held, rest = [], rest[gap:]
+        if piece := up_to_last.match(rest):
+            yield "".join([*held, piece[0]])
+            held, rest = [], rest[piece.end() :]
         else:
             # Whether the text ends in a gap depends on the next character.
             held.append(rest[:-2])
             rest = rest[-2:]
     if held or rest:
         yield "".join([*held, rest])
-
-
-def _last_gap(text: str, gaps: str) -> int | None:
-    """Position of the last single one of ``gaps``, which are white space, between other characters.
-
-    Neither a word nor the pattern by which byte-level BPE splits a text (Radford et al. 2019) crosses
-    its left edge.
-    """
-    for n in range(len(text) - 2, 0, -1):
-        if text[n] in gaps and not (text[n - 1].isspace() or text[n + 1].isspace()):
-            return n
-    return None
 
 
 def bytes_of(text: str) -> bytes:
