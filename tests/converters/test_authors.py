@@ -48,32 +48,23 @@ def model_object(g: Golden, theirs: Make) -> nn.Module:
     c, firsts = g.config, {}
     for group in g.json["tied_parameters"]:
         firsts |= dict.fromkeys(group, group[0])
-    made: dict[str, nn.Parameter] = {}
-    for name, tensor in g.named("param."):
-        made.setdefault(firsts.get(name, name), nn.Parameter(tensor))
-    names = {name for name, _ in g.named("param.")}
-    whole = {name: made[firsts.get(name, name)] for name in names}
+    made = {firsts.get(name, name): nn.Parameter(tensor) for name, tensor in g.named("param.")}
+    whole = {name: made[firsts.get(name, name)] for name, _ in g.named("param.")}
     whole["pos_emb.inv_freq"] = nn.Parameter(g["f32.buf.pos_emb.inv_freq"])
-
-    def module(prefix: str) -> Any:
-        own = {n.removeprefix(prefix): p for n, p in whole.items() if n.startswith(prefix)}
-        last = prefix.rstrip(".").rpartition(".")[2]
-        kind = {
-            "": "mem_transformer.MemTransformerLM",
-            "word_emb.": "mem_transformer.AdaptiveEmbedding",
-            "crit.": "proj_adaptive_softmax.ProjectedAdaptiveLogSoftmax",
-        }.get(prefix)
-        if kind is None and last.isdecimal():
-            kind = "mem_transformer.RelPartialLearnableDecoderLayer"
-        made = theirs(kind, nn.Module) if kind else nn.ModuleList()
-        for child in dict.fromkeys(name.partition(".")[0] for name in own if "." in name):
-            made.add_module(child, module(f"{prefix}{child}."))
-        for name, parameter in own.items():
-            if "." not in name:
-                made.register_parameter(name, parameter)
-        return made
-
-    model = module("")
+    kinds = {
+        "word_emb": "mem_transformer.AdaptiveEmbedding",
+        "crit": "proj_adaptive_softmax.ProjectedAdaptiveLogSoftmax",
+    }
+    model = theirs("mem_transformer.MemTransformerLM", nn.Module)
+    for name, parameter in whole.items():
+        *path, last = name.split(".")
+        module = model
+        for part in path:
+            if part not in module._modules:
+                kind = kinds.get(part)
+                module.add_module(part, theirs(kind, nn.Module) if kind else nn.ModuleList())
+            module = module._modules[part]
+        module.register_parameter(last, parameter)
     kept = ("n_token", "d_embed", "d_model", "n_head", "d_head", "n_layer", "tgt_len", "mem_len")
     for name in (*kept, "ext_len", "attn_type", "same_length", "clamp_len"):
         setattr(model, name, c[name])
