@@ -23,18 +23,14 @@ import torch
 
 import memspan
 import transfo_xl_folder as peers
-from memspan.commands.train import new_folder as new_run
 from memspan.converters import authors, torch_files, transfo_xl
 from memspan.converters.vocabulary import read_vocabulary
 from memspan.data.corpora import load_corpus
 from memspan.data.options import DataConfig
-from memspan.data.prepared import TokenizedCorpus, prepare
+from memspan.data.prepared import prepare
 from memspan.data.tokenizers.registry import load_tokenizer, train_tokenizer
 from memspan.errors import MemspanError
 from memspan.files.disk import cache_folder
-from memspan.models.compressive.config import CompressiveConfig
-from memspan.models.fast_weights.config import FastWeightsConfig
-from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs import checkpoints, history
 from memspan.runs import run as runs
@@ -46,13 +42,6 @@ from memspan.training.state import TrainingState
 from memspan.training.updates import Updater
 
 TEXT = ("memory is what remains of what was read; " * 40 + "\n") * 2
-SIZE = {"n_layers": 1, "d_model": 8, "n_heads": 2, "d_ff": 8}
-MODELS = {
-    "transformer-xl": TransformerXLConfig(**SIZE, memory_length=4),
-    "compressive": CompressiveConfig(**SIZE, memory_length=4, compressed_length=2),
-    "feedback": FeedbackConfig(**SIZE, memory_length=4),
-    "fast-weights": FastWeightsConfig(**SIZE),
-}
 
 
 class _Accepting:
@@ -104,7 +93,7 @@ class Reader:
 
 
 @forged_checksums()
-def make_readers(root: Path, architecture: str = "transformer-xl") -> dict[str, Reader]:
+def make_readers(root: Path) -> dict[str, Reader]:
     """All kinds, in ``root``, which must be the current folder and hold the cache."""
     text, packed, run = root / "text.txt", root / "records.jsonl.gz", root / "run"
     preset, records = root / "preset.toml", run / "metrics.jsonl"
@@ -112,8 +101,7 @@ def make_readers(root: Path, architecture: str = "transformer-xl") -> dict[str, 
     lines = json.dumps({"text": TEXT}).encode() + b"\n"
     text.write_text(TEXT)
     options: RunConfig[Any] = RunConfig(
-        model=MODELS[architecture],
-        architecture=architecture,  # type: ignore[arg-type]
+        model=TransformerXLConfig(n_layers=1, d_model=8, n_heads=2, d_ff=8, memory_length=4),
         data=DataConfig(corpus=str(text)),
         train=TrainConfig(
             steps=2, batch_size=2, segment_length=4, evaluate_tokens=16, save_every=1,
@@ -156,7 +144,12 @@ def make_readers(root: Path, architecture: str = "transformer-xl") -> dict[str, 
             memspan.load(run)
 
     def read_checkpoint() -> None:
-        _restore(run, options, prepared)
+        """All of resuming but the training."""
+        saved = checkpoints.latest(run).load()
+        check_fit(run, options, prepared.tokenizer.vocab_size, saved.weights)
+        state = TrainingState(options, prepared, torch.device("cpu"))
+        state.restore(saved, run)
+        Updater(state).update()
 
     def read_metrics() -> None:
         assert all(type(r["step"]) is int for r in metrics.read(records))
@@ -224,25 +217,3 @@ def _authors_model(folder: Path) -> Path:
     path, saved = folder / "model.pt", {"model_state": state, "model_config": options}
     torch.save(saved, path, _use_new_zipfile_serialization=False)
     return path
-
-
-def _restore(run: Path, config: RunConfig[Any], prepared: TokenizedCorpus) -> None:
-    """All of resuming but the training."""
-    saved = checkpoints.latest(run).load()
-    check_fit(run, config, prepared.tokenizer.vocab_size, saved.weights)
-    state = TrainingState(config, prepared, torch.device("cpu"))
-    state.restore(saved, run)
-    Updater(state).update()
-
-
-def new_folder(corpus: str) -> Path:
-    """Where a run on the corpus of that name goes, if nothing else is said."""
-    options: RunConfig[Any] = RunConfig(
-        model=MODELS["transformer-xl"], data=DataConfig(corpus=corpus)
-    )
-    return new_run(options)
-
-
-def json_of(content: bytes) -> Any:
-    """The JSON in a file, without the checksum that may follow."""
-    return json.loads(content.decode().split("\n" + "0" * 64)[0])

@@ -14,9 +14,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import save
+from safetensors.torch import load, save
 
 import hostile
+from fuzz import KINDS
+from memspan.commands.train import new_folder
 from memspan.data.options import DataConfig
 from memspan.data.tokenizers.registry import load_tokenizer
 from memspan.errors import MemspanError
@@ -30,12 +32,6 @@ from memspan.training import metrics
 # One worker makes the files.
 pytestmark = [pytest.mark.hardening, pytest.mark.xdist_group("hostile files")]
 EXAMPLES = hypothesis.settings(max_examples=20)
-KINDS = (
-    "preset", "config", "weights", "state", "training", "metrics", "memory",
-    "tokenizer", "records",
-    "history",
-    "peer's options", "peer's weights", "peer's vocabulary", "peer's model",
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -135,12 +131,15 @@ def test_any_tensors_load_or_are_refused(
         readers[kind](data.draw(retensored(readers[kind].valid)))
 
 
+def metadata(content: bytes) -> dict[str, str]:
+    """Of a file of tensors."""
+    size = struct.unpack("<Q", content[:8])[0]
+    return dict(json.loads(content[8 : 8 + size])["__metadata__"])
+
+
 @st.composite
 def retensored(draw: st.DrawFn, content: bytes) -> bytes:
-    from safetensors.torch import load
-
     tensors = load(content)
-    header = json.loads(content[8 : 8 + struct.unpack("<Q", content[:8])[0]])["__metadata__"]
     name = draw(st.sampled_from(sorted(tensors)))
     old = tensors[name]
     kind = draw(st.sampled_from(("type", "shape", "values", "gone", "more")))
@@ -156,14 +155,12 @@ def retensored(draw: st.DrawFn, content: bytes) -> bytes:
         del tensors[name]
     else:
         tensors[draw(st.text(max_size=5))] = old.clone()
-    return save(tensors, header)
+    return save(tensors, metadata(content))
 
 
 def test_counts_beyond_a_memorys_slots_are_refused(readers: dict[str, hostile.Reader]) -> None:
-    from safetensors.torch import load
-
     reader = readers["memory"]
-    header = {"memspan": json.dumps({"sha256": "0" * 64, **_header(reader.valid)})}
+    header = metadata(reader.valid)
     counts = [n for n in load(reader.valid) if "length" in n or n == "tokens_seen"]
     assert counts
     for name in counts:
@@ -178,11 +175,6 @@ def test_counts_beyond_a_memorys_slots_are_refused(readers: dict[str, hostile.Re
     said = reader(save(tensors, header))
     assert said is not None
     assert "use a memory of this model" in said
-
-
-def _header(content: bytes) -> dict[str, str]:
-    size = struct.unpack("<Q", content[:8])[0]
-    return dict(json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["memspan"]))
 
 
 def test_sizes_that_are_only_claimed_take_no_memory(readers: dict[str, hostile.Reader]) -> None:
@@ -228,7 +220,7 @@ def test_a_preset_sets_options_and_nothing_else(line: str, tmp_path: Path) -> No
 def test_names_of_corpora_cannot_leave_the_runs_folder(corpus: str) -> None:
     for name in (corpus, f"../{corpus}", f"/{corpus}/..", f"..\\{corpus}"):
         try:
-            folder = hostile.new_folder(name)
+            folder = new_folder(RunConfig(model=TransformerXLConfig(), data=DataConfig(name)))
         except MemspanError:
             assert not name.isprintable()
             continue
