@@ -14,6 +14,8 @@ from memspan.nn import NOT_SCORED
 
 START = 0
 """The input before a text's or a document's first token, so that the first token is scored too."""
+POSITION = ("position", "offset", "epoch", "tokens_read", "segment_length")
+"""What a saved position in :class:`Streams` restores."""
 
 
 @dataclass(frozen=True)
@@ -122,15 +124,8 @@ class Streams:
 
     def state_dict(self) -> dict[str, int]:
         """The position, and the sizes for which it is valid, as plain integers."""
-        return {
-            "position": self.position,
-            "offset": self.offset,
-            "epoch": self.epoch,
-            "tokens_read": self.tokens_read,
-            "batch_size": self.batch_size,
-            "segment_length": self.segment_length,
-            "n_tokens": len(self.tokens),
-        }
+        kept = {name: getattr(self, name) for name in (*POSITION, "batch_size")}
+        return kept | {"n_tokens": len(self.tokens)}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go to a saved position, with its segment length.
@@ -151,7 +146,7 @@ class Streams:
             raise MemspanError(
                 f"{state} is not a stream position: resume from a checkpoint that is whole"
             )
-        for name in ("position", "offset", "epoch", "tokens_read", "segment_length"):
+        for name in POSITION:
             setattr(self, name, state[name])
 
 
