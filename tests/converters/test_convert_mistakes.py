@@ -34,8 +34,8 @@ def config(**changes: Any) -> Edit:
     return lambda folder: (folder / "config.json").write_text(json.dumps(OPTIONS | changes))
 
 
-def vocab(value: object, name: str = "vocab.pkl") -> Edit:
-    return lambda folder: (folder / name).write_bytes(pickle.dumps(value))
+def vocab(value: object) -> Edit:
+    return lambda folder: (folder / "vocab.pkl").write_bytes(pickle.dumps(value))
 
 
 def tensors(more: dict[str, Any], without: str = "^$") -> Edit:
