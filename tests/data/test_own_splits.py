@@ -12,7 +12,7 @@ import memspan
 from command_line import SMALL, refused
 from memspan import cli
 from memspan.data import corpora
-from memspan.data.corpora import load_corpus, located, missing
+from memspan.data.corpora import load_corpus, located
 from memspan.data.options import DataConfig, Texts
 from memspan.data.texts import Text
 from memspan.errors import MemspanError
@@ -67,7 +67,7 @@ def test_of_what_has_splits_the_one_of_that_name_or_another() -> None:
 def test_a_name_may_have_a_hash() -> None:
     Path("a#b.txt").write_text("text")
     assert _sizes({"validation": "a#b.txt"}) == {"validation": 4}
-    assert located("v#b") == "v#b" if missing("v") else str(Path.cwd() / "v#b")
+    assert located("v#b") == str(Path.cwd() / "v#b")
     assert located("two-plays#test") == "two-plays#test"
 
 

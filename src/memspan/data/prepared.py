@@ -91,9 +91,8 @@ def prepare(
         recipe = {"corpus": text.record["sha256"], "vocabulary": with_tokenizer.vocabulary_hash}
     key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:24]
     folder = cache_folder() / "tokens" / key
-    tokenizer = with_tokenizer
     try:
-        tokenizer = tokenizer or load_tokenizer(folder)
+        tokenizer = with_tokenizer or load_tokenizer(folder)
         splits = {name: read_tokens(folder / f"{name}.bin") for name in text.splits}
         if any(s.vocabulary_hash != tokenizer.vocabulary_hash for s in splits.values()):
             raise MemspanError("the tokens are another tokeniser's")
