@@ -169,10 +169,7 @@ def test_folders(source: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_that_another_process_writes_is_kept(source: Path, tmp_path: Path) -> None:
-    with (
-        lock_run(tmp_path / "out"),
-        pytest.raises(MemspanError, match="another process"),
-    ):
+    with lock_run(tmp_path / "out"), pytest.raises(MemspanError, match="another process"):
         memspan.convert(source, tmp_path / "out")
     assert (tmp_path / "out").is_dir()
 

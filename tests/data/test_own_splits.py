@@ -44,10 +44,7 @@ def _sizes(texts: Texts) -> dict[str, int]:
         ),
         # Without validation the end of the training text serves as one.
         ({"train": "a.txt"}, {"train": 1170, "validation": 65, "test": 65}),
-        (
-            {"train": "a.txt", "test": "t.txt"},
-            {"train": 1170, "validation": 130, "test": 110},
-        ),
+        ({"train": "a.txt", "test": "t.txt"}, {"train": 1170, "validation": 130, "test": 110}),
     ],
 )
 def test_each_split_is_all_of_its_text(texts: dict[str, str], sizes: dict[str, int]) -> None:

@@ -43,14 +43,7 @@ class Checkpoint:
     """Lines for the user: what differs from the original."""
 
 
-NOT_BEGUN: State = {
-    "step": 0,
-    "best": None,
-    "best_step": None,
-    "streams": {},
-    "corpus": {},
-    "health": {},
-}
+NOT_BEGUN = State(step=0, best=None, best_step=None, streams={}, corpus={}, health={})
 """The state of a run before its first step, with an unknown corpus."""
 
 

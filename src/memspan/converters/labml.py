@@ -39,6 +39,14 @@ LIMIT = 1 << 20
 """Maximum size of ``configs.yaml`` in bytes."""
 TEXT = "text.txt"
 """The text that a run was trained on."""
+FIRST = "transformer.layers.0"
+SIGNS = {
+    f"{FIRST}.compress.conv.weight": "compressive",
+    f"{FIRST}.self_attn.key_pos_embeddings": "transformer-xl",
+    f"{FIRST}.attn.interpolation_weight.0.linear.weight": "fast-weights",
+    "transformer.weights": "feedback",
+}
+"""Our architecture by a tensor that identifies it, the first that is there."""
 
 
 def read(folder: Path) -> Checkpoint:
@@ -47,7 +55,12 @@ def read(folder: Path) -> Checkpoint:
     path = at / "info.json"
     tensors = _tensors(path)
     options = _options(folder / "configs.yaml")
-    architecture = _architecture(tensors, path)
+    architecture = next((SIGNS[sign] for sign in SIGNS if sign in tensors), None)
+    if architecture is None:
+        raise MemspanError(
+            f"{path} is not of labml_nn's Transformer-XL, Compressive, Feedback or Fast Weights: "
+            f"it has none of {', '.join(SIGNS)}"
+        )
     # A norm that their Fast Weights layers have and never use.
     if architecture == "fast-weights":
         tensors = {n: t for n, t in tensors.items() if ".norm_self_attn." not in n}
@@ -119,26 +132,6 @@ def _options(path: Path) -> Options:
         ):
             found[option] = float(value[1]) if value[2] or value[3] else int(value[1])
     return Options(found, str(path))
-
-
-FIRST = "transformer.layers.0"
-SIGNS = {
-    f"{FIRST}.compress.conv.weight": "compressive",
-    f"{FIRST}.self_attn.key_pos_embeddings": "transformer-xl",
-    f"{FIRST}.attn.interpolation_weight.0.linear.weight": "fast-weights",
-    "transformer.weights": "feedback",
-}
-"""Our architecture by a tensor that identifies it, the first that is there."""
-
-
-def _architecture(tensors: dict[str, Tensor], path: Path) -> str:
-    found = next((SIGNS[sign] for sign in SIGNS if sign in tensors), None)
-    if found is None:
-        raise MemspanError(
-            f"{path} is not of labml_nn's Transformer-XL, Compressive, Feedback or Fast Weights: "
-            f"it has none of {', '.join(SIGNS)}"
-        )
-    return found
 
 
 def _model(
@@ -232,11 +225,7 @@ MODULES: dict[type, dict[str, str]] = {
     TransformerXLConfig: RELATIVE,
     CompressiveConfig: RELATIVE | {"compress.conv": "compression"},
     FeedbackConfig: FEED_FORWARD
-    | {
-        "norm_self_attn": "attention_norm",
-        "attn.query.linear": "query",
-        "attn.output": "output",
-    },
+    | {"norm_self_attn": "attention_norm", "attn.query.linear": "query", "attn.output": "output"},
     FastWeightsConfig: FEED_FORWARD
     | {
         "attn.query.linear": "attention.query",
@@ -272,12 +261,10 @@ def names(model: LanguageModel, p: int) -> Names:
             rows[f"{here}.attn.key_pos_embeddings"] = upside_down(layer.position_keys)
             rows[f"{here}.attn.key_pos_bias"] = upside_down(layer.position_scores)
         elif kind is not FastWeightsConfig:
-            attention = layer.attention
+            own = layer.attention
             rows[f"{here}.self_attn.query_pos_bias"] = item(backbone.content_bias, n)
-            rows[f"{here}.self_attn.key_pos_embeddings"] = distance_table(
-                attention.position_keys, p
-            )
-            rows[f"{here}.self_attn.key_pos_bias"] = distance_table(attention.position_scores, p)
+            rows[f"{here}.self_attn.key_pos_embeddings"] = distance_table(own.position_keys, p)
+            rows[f"{here}.self_attn.key_pos_bias"] = distance_table(own.position_scores, p)
     if kind is FeedbackConfig:
         rows["transformer.weights"] = one(backbone.layer_weights)
         shared = backbone.config.projections == "shared"
