@@ -16,6 +16,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -44,26 +45,19 @@ from memspan.training.updates import Updater
 TEXT = ("memory is what remains of what was read; " * 40 + "\n") * 2
 
 
-class _Accepting:
-    """SHA-256 to one who can make any: a checksum keeps out accidents, not authors of files."""
-
-    def __init__(self, content: bytes = b"") -> None:
-        pass
-
-    def update(self, content: Any) -> None:
-        pass
-
-    def hexdigest(self) -> str:
-        return "0" * 64
-
-    def digest(self) -> bytes:
-        return bytes(32)
-
-
 @contextlib.contextmanager
 def forged_checksums() -> Iterator[None]:
-    """Inside, every file's checksum is right, so that what stands behind the check is reached."""
-    with mock.patch.object(hashlib, "sha256", _Accepting):
+    """Inside, every file's checksum is right, so that what stands behind the check is reached.
+
+    A checksum keeps out accidents, not authors of files.
+    """
+
+    def forged(*_: object) -> SimpleNamespace:
+        return SimpleNamespace(
+            update=lambda content: None, hexdigest=lambda: "0" * 64, digest=lambda: bytes(32)
+        )
+
+    with mock.patch.object(hashlib, "sha256", forged):
         yield
 
 

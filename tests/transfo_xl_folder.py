@@ -85,10 +85,9 @@ def random_tensors(c: dict[str, Any]) -> Tensors:
         for name in [n for n in t if n.startswith("crit.out_layers") and n.endswith("weight")]:
             t[name] = t[name.replace("crit.out_layers", "transformer.word_emb.emb_layers")]
     for i, tied in enumerate(c["tie_projs"]):
+        n = i if c["div_val"] > 1 else 0
         if tied and f"crit.out_projs.{i}" in t:
-            t[f"crit.out_projs.{i}"] = t[
-                f"transformer.word_emb.emb_projs.{i if c['div_val'] > 1 else 0}"
-            ]
+            t[f"crit.out_projs.{i}"] = t[f"transformer.word_emb.emb_projs.{n}"]
     if not c["untie_r"]:
         for name in ("r_w_bias", "r_r_bias"):
             for n in range(c["n_layer"]):
