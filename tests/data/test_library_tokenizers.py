@@ -27,9 +27,8 @@ TEXT = "Ein Hase, zwei Häsinnen:\n\tthree hares <end> and 20 more!\n" * 40
 
 
 @pytest.fixture
-def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tokenizers.Tokenizer:
+def theirs(own_folders: Path) -> tokenizers.Tokenizer:
     """Byte-level BPE as GPT-2's, with what its users add."""
-    monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
     made = tokenizers.Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
@@ -43,7 +42,7 @@ def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tokenizers.Tokeni
     made.train_from_iterator([TEXT], trainer)
     made.enable_truncation(8)
     made.enable_padding(length=500)
-    (tmp_path / "t.txt").write_text(TEXT)
+    (own_folders / "t.txt").write_text(TEXT)
     return made
 
 
@@ -214,10 +213,9 @@ def test_what_is_no_tokenizer_is_refused(tmp_path: Path, theirs: tokenizers.Toke
 
 
 def test_its_path_in_a_run_holds_from_any_folder(
-    tmp_path: Path, theirs: tokenizers.Tokenizer, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, theirs: tokenizers.Tokenizer
 ) -> None:
-    theirs.save(str(tmp_path / "own.json"))
-    monkeypatch.chdir(tmp_path)
+    theirs.save("own.json")
     folder = train(dataclasses.replace(OPTIONS, data=DataConfig("t.txt", "own.json")), "run")
     config = load_config(folder)
     assert config.data.tokenizer == str(tmp_path / "own.json")
