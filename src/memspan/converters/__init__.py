@@ -7,6 +7,5 @@ convert.py          what a kind's ``read`` returns, as a run
 transfo_xl.py       folders of transformers               authors.py      of the authors' PyTorch code
 labml.py            runs of labml_nn                      vocabulary.py   vocabularies of the first two
 names.py            a peer's tensors in terms of ours     tensors.py      tensors in others' files
-options.py          a peer's options, checked             torch_files.py  what torch.save wrote, as data
-                                                          pickles.py      pickles, as data
+options.py          a peer's options, checked             torch_files.py  pickles, and what torch saved
 """

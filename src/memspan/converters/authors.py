@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 
 from memspan.converters.convert import Checkpoint
-from memspan.converters.pickles import Inert
 from memspan.converters.tensors import as_tensors, read_json, shape_of
-from memspan.converters.torch_files import Stored
+from memspan.converters.torch_files import Inert, Stored
 from memspan.converters.torch_files import read as read_saved
 from memspan.converters.transfo_xl import names, run_config
 from memspan.converters.vocabulary import read_vocabulary

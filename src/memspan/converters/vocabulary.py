@@ -9,9 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from memspan.converters.pickles import LIMIT, Inert
 from memspan.converters.tensors import read_json
-from memspan.converters.torch_files import read
+from memspan.converters.torch_files import LIMIT, Inert, read
 from memspan.data.options import refuse_oversized_vocabulary
 from memspan.data.tokenizers.plain import WordTokenizer
 from memspan.errors import MemspanError
