@@ -80,7 +80,10 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def content(self) -> dict[str, object]:
-        """The constructor's arguments in :func:`load_tokenizer`, as JSON values."""
+        """The constructor's arguments in :func:`load_tokenizer`, as JSON values.
+
+        Later ones are left out at their defaults: files and checksums of older versions stay the same.
+        """
 
     @property
     def dtype(self) -> np.dtype[Any]:

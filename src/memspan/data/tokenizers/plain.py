@@ -54,7 +54,6 @@ class ByteTokenizer(Tokenizer):
         return (codes if self.values is None else self._values[codes]).tobytes()
 
     def content(self) -> dict[str, object]:
-        # Left out at its default, so that files and checksums of older versions stay the same.
         return {} if self.values is None else {"values": self.values}
 
 
