@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from memspan.converters.convert import Checkpoint
-from memspan.converters.names import Names, distance_table, item, module, one, upside_down
+from memspan.converters.names import Names, distance_table, item, module, upside_down, whole
 from memspan.converters.options import Options
 from memspan.converters.tensors import load_tensors, read_json, shape_of
 from memspan.converters.vocabulary import numbers
@@ -245,9 +245,9 @@ def names(model: LanguageModel, p: int) -> Names:
     """
     backbone: Any = model.backbone
     rows = {
-        "src_embed.weight": one(model.embedding.tables[0]),
-        "generator.weight": one(model.head.tables[0]),
-        "generator.bias": one(model.head.biases[0]),
+        "src_embed.weight": whole(model.embedding.tables[0]),
+        "generator.weight": whole(model.head.tables[0]),
+        "generator.bias": whole(model.head.biases[0]),
         **module("transformer.norm", backbone.final_norm),
     }
     kind = type(backbone.config)
@@ -256,7 +256,7 @@ def names(model: LanguageModel, p: int) -> Names:
         for theirs, ours in MODULES[kind].items():
             rows |= module(f"{here}.{theirs}", layer.get_submodule(ours))
         if kind is FeedbackConfig:
-            rows[f"{here}.attn.query_pos_bias"] = one(layer.content_bias)
+            rows[f"{here}.attn.query_pos_bias"] = whole(layer.content_bias)
             # Their tables begin with the farthest.
             rows[f"{here}.attn.key_pos_embeddings"] = upside_down(layer.position_keys)
             rows[f"{here}.attn.key_pos_bias"] = upside_down(layer.position_scores)
@@ -266,7 +266,7 @@ def names(model: LanguageModel, p: int) -> Names:
             rows[f"{here}.self_attn.key_pos_embeddings"] = distance_table(own.position_keys, p)
             rows[f"{here}.self_attn.key_pos_bias"] = distance_table(own.position_scores, p)
     if kind is FeedbackConfig:
-        rows["transformer.weights"] = one(backbone.layer_weights)
+        rows["transformer.weights"] = whole(backbone.layer_weights)
         shared = backbone.config.projections == "shared"
         for n, (key, value) in enumerate(zip(backbone.key, backbone.value, strict=True)):
             there = "transformer" if shared else f"transformer.layers.{n}.attn"

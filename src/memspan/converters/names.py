@@ -21,14 +21,9 @@ Names = dict[str, Rows]
 """The peer's names. Tied parameters may have several."""
 
 
-def one(parameter: Tensor) -> Rows:
-    """The whole parameter."""
-    return lambda get: [get(parameter)]
-
-
-def stacked(*parts: Tensor) -> Rows:
-    """Several parameters, first to last."""
-    return lambda get: [get(part) for part in parts]
+def whole(*parameters: Tensor) -> Rows:
+    """A whole parameter, or several, first to last."""
+    return lambda get: [get(parameter) for parameter in parameters]
 
 
 def item(parameter: Tensor, index: int) -> Rows:
@@ -51,7 +46,7 @@ def distance_table(table: Tensor, p: int) -> Rows:
 
 def module(name: str, ours: nn.Module) -> Names:
     """A module's own parameters, such as weight and bias, under the peer's name for it."""
-    return {f"{name}.{key}": one(value) for key, value in ours.named_parameters(recurse=False)}
+    return {f"{name}.{key}": whole(value) for key, value in ours.named_parameters(recurse=False)}
 
 
 def check(model: nn.Module, names: Names, tensors: Mapping[str, Tensor], where: str) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from memspan.converters.convert import Checkpoint
-from memspan.converters.names import Names, item, module, one, stacked, upside_down
+from memspan.converters.names import Names, item, module, upside_down, whole
 from memspan.converters.options import Options
 from memspan.converters.tensors import load_weights, read_json, shape_of
 from memspan.converters.vocabulary import read_vocabulary
@@ -187,10 +187,10 @@ def names(
         ("crit.out_layers.{}.bias", head.biases),
         ("crit.out_projs.{}", head.projections),
     ):
-        rows |= {theirs.format(i): one(table) for i, table in enumerate(tables)}
+        rows |= {theirs.format(i): whole(table) for i, table in enumerate(tables)}
     if len(head.edges) > 2:
         # In ours, tail cluster i is column cutoffs[0] + i - 1 of the head; with the authors, -i.
-        order = one if clusters == "in order" else upside_down
+        order = whole if clusters == "in order" else upside_down
         rows["crit.cluster_weight"] = order(head.cluster_weight)
         rows["crit.cluster_bias"] = order(head.cluster_bias)
     # r_w_bias is u and r_r_bias is v: of the model, of each layer, or under both names.
@@ -201,7 +201,7 @@ def names(
     for n, layer in enumerate(backbone.stack()):
         here = f"{prefix}layers.{n}"
         q, k, v = (getattr(layer.attention, name).weight for name in ("query", "key", "value"))
-        rows[f"{here}.dec_attn.qkv_net.weight"] = stacked(q, k, v)
+        rows[f"{here}.dec_attn.qkv_net.weight"] = whole(q, k, v)
         for theirs, name in MODULES.items():
             rows |= module(f"{here}.{theirs}", layer.get_submodule(name))
         for theirs, ours in biases.items():
