@@ -8,7 +8,7 @@ from pathlib import Path
 from docsite.annotated import Page
 from docsite.code import ROOT, public_functions, read, symbols
 from docsite.errors import DocsError
-from docsite.folds import Run, shown
+from docsite.folds import shown
 
 COVERED = (
     "src/memspan/models/compressive/compression.py",
@@ -64,19 +64,14 @@ def check(pages: list[Page], root: Path = ROOT) -> None:
             raise DocsError(f"no page in docs/annotated covers {path}: name it in a block covers")
 
 
-def folded(page: Page, root: Path = ROOT) -> tuple[int, list[tuple[str, Run]]]:
-    """How many lines the files that a page covers have, and which are folded, longest run first."""
+def _check_lines(page: Page, root: Path) -> None:
+    """Of the files that a page covers, most lines are open."""
     code = shown(page.places, page.covers, page.left_out, root)
     runs = [(path, run) for path in page.covers for run in code.folded(path)]
     n_lines = sum(len(read(root / path).splitlines()) for path in page.covers)
-    return n_lines, sorted(runs, key=lambda found: -found[1].count)
-
-
-def _check_lines(page: Page, root: Path) -> None:
-    n_lines, runs = folded(page, root)
-    n_folded = sum(run.count for _, run in runs)
+    n_folded = sum(len(run.numbers) for _, run in runs)
     if n_folded > MOST_FOLDED * n_lines:
-        path, longest = runs[0]
+        path, longest = max(runs, key=lambda found: len(found[1].numbers))
         raise DocsError(
             f"{page.path}: {n_folded} of {n_lines} lines are folded, more than half; the longest run "
             f"is {path}:{longest.low}-{longest.high}: write notes for some"

@@ -26,8 +26,8 @@ class Run:
     is_open: bool
 
     @property
-    def count(self) -> int:
-        return self.high - self.low + 1
+    def numbers(self) -> range:
+        return range(self.low, self.high + 1)
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,10 @@ def shown(
     code = Shown(places, passages, {})
     for path in covers:
         text = _text_lines(path, root)
-        inside = {number for run in code.of(path) for number in _of(run)}
+        inside = {number for run in code.of(path) for number in run.numbers}
         every = set(range(1, len(read(root / path).splitlines()) + 1))
-        code.rest[path] = [run for run in _runs(set(), every - inside, text) if text & _of(run)]
+        runs = _runs(set(), every - inside, text)
+        code.rest[path] = [run for run in runs if text.intersection(run.numbers)]
     return code
 
 
@@ -105,24 +106,17 @@ def _owned(places: list[Lines], taken: dict[str, set[int]], root: Path) -> list[
     """The lines that each passage folds: of the smallest symbol around them that a passage names, the
     first passage of that symbol that has an open line further down."""
     owned: list[set[int]] = [set() for _ in places]
-    sizes: dict[tuple[str, int], tuple[int, int]] = {}
+    around: dict[tuple[str, int], list[tuple[int, int]]] = {}
     for n, lines in enumerate(places):
         path = lines.place.path
-        if not lines.place.symbol:
-            continue
-        low, high = symbols(root / path)[lines.place.symbol]
-        for number in range(low, high + 1):
-            if number in taken[path]:
-                continue
-            size, before = sizes.get((path, number), (high - low + 1, -1))
-            is_smaller = high - low + 1 < size or before < 0
-            is_next = (
-                high - low + 1 == size and before >= 0 and places[before].ranges[-1][1] < number
-            )
-            if is_smaller or is_next:
-                owned[before].discard(number)
-                owned[n].add(number)
-                sizes[path, number] = high - low + 1, n
+        if lines.place.symbol:
+            low, high = symbols(root / path)[lines.place.symbol]
+            for number in {*range(low, high + 1)} - taken[path]:
+                around.setdefault((path, number), []).append((high - low, n))
+    for (_, number), passages in around.items():
+        of_smallest = [n for size, n in passages if size == min(passages)[0]]
+        later = (n for n in of_smallest if places[n].ranges[-1][1] >= number)
+        owned[next(later, of_smallest[-1])].add(number)
     return owned
 
 
@@ -139,17 +133,14 @@ def _runs(is_open: set[int], folded: set[int], has_text: set[int]) -> list[Run]:
             runs.append(Run(number, number, kind))
     if not is_open:
         return runs
-    short = [run for run in runs if not run.is_open and len(has_text & _of(run)) < SHORT]
-    opened = {number for run in short for number in _of(run)}
+    hidden = [run.numbers for run in runs if not run.is_open]
+    short = [numbers for numbers in hidden if len(has_text.intersection(numbers)) < SHORT]
+    opened = {number for numbers in short for number in numbers}
     return _runs(is_open | opened, folded - opened, has_text) if opened else runs
 
 
 def _text_lines(path: str, root: Path) -> set[int]:
     return {n for n, line in enumerate(read(root / path).splitlines(), 1) if line.strip()}
-
-
-def _of(run: Run) -> set[int]:
-    return set(range(run.low, run.high + 1))
 
 
 def _numbers(ranges: Iterable[tuple[int, int]]) -> set[int]:

@@ -74,17 +74,15 @@ def _joined(tokens: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 def listing(path: Path, runs: list[Run], root: Path = ROOT) -> str:
     """Lines of a file, with their numbers; those that are not open are in boxes that open."""
     every = read(root / path).splitlines()
-    shown = [every[n - 1] for run in runs for n in range(run.low, run.high + 1)]
+    shown = [every[n - 1] for run in runs for n in run.numbers]
     margin = min((len(line) - len(line.lstrip()) for line in shown if line.strip()), default=0)
     coloured = highlighted(root / path)
     parts = []
     for run in runs:
-        lines = [
-            re.sub(rf"^ {{{margin}}}", "", coloured[n - 1]) for n in range(run.low, run.high + 1)
-        ]
+        lines = [re.sub(rf"^ {{{margin}}}", "", coloured[n - 1]) for n in run.numbers]
         block = _block(lines, run.low)
         if not run.is_open:
-            lines_are = f"{run.low} to {run.high}" if run.count > 1 else str(run.low)
+            lines_are = f"{run.low} to {run.high}" if len(lines) > 1 else str(run.low)
             block = f"<details><summary>lines {lines_are}</summary>{block}</details>"
         parts.append(block)
     return "".join(parts)
@@ -92,7 +90,7 @@ def listing(path: Path, runs: list[Run], root: Path = ROOT) -> str:
 
 def rest(path: str, runs: list[Run], root: Path = ROOT) -> str:
     """What no passage shows of a file, in one box that opens."""
-    n_lines, n_all = sum(run.count for run in runs), len(read(root / path).splitlines())
+    n_lines, n_all = sum(len(run.numbers) for run in runs), len(read(root / path).splitlines())
     name = html.escape(path.removeprefix("src/memspan/"))
     blocks = "".join(listing(Path(path), [Run(run.low, run.high, True)], root) for run in runs)
     return (

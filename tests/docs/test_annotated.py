@@ -115,35 +115,22 @@ def test_a_listing_counts_its_lines(repository: Path) -> None:
         (("from: y = x", "from: z = x"), "no line from 9 to 15 has 'z = x'"),
         ((": it does nothing", ""), "is not 'PATH: Symbol: why'"),
         (("nothing\n```", "nothing"), "does not end"),
+        # A passage counts for the function that it names, or whose ``def`` it shows.
+        (("Layer.forward\n", "Layer\n"), "Layer.forward has no note"),
+        (("model.py: Layer.extra: it does nothing\n", ""), "Layer.extra has no note"),
+        (("covers\nmodel.py\n", "covers\n"), "no page in docs/annotated covers model.py"),
     ],
 )
 def test_what_is_wrong_with_a_page_is_one_line(
-    repository: Path, replace: tuple[str, str], words: str
-) -> None:
-    with pytest.raises(DocsError) as error:
-        read(repository, replace)
-    assert words in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("replace", "words"),
-    [
-        (("Layer.forward\n", "Layer\n"), "Layer.forward has no note"),
-        (("model.py: Layer.extra: it does nothing\n", ""), "Layer.extra has no note"),
-    ],
-)
-def test_what_has_no_note(
     repository: Path, monkeypatch: pytest.MonkeyPatch, replace: tuple[str, str], words: str
 ) -> None:
-    """A passage counts for the function that it names, or whose ``def`` it shows."""
     monkeypatch.setattr(coverage, "COVERED", ("model.py",))
     monkeypatch.setattr(coverage, "MOST_FOLDED", 1)
     coverage.check([read(repository)], repository)
-    with pytest.raises(DocsError, match=words):
+    with pytest.raises(DocsError) as error:
         coverage.check([read(repository, replace)], repository)
-    with pytest.raises(DocsError, match=r"no page in docs/annotated covers model\.py"):
-        coverage.check([], repository)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_no_line_is_absent(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,9 +152,7 @@ def test_no_line_is_absent(repository: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_every_line_of_a_covered_file_is_on_its_page(page: annotated.Page) -> None:
     code = shown(page.places, page.covers, page.left_out)
     for path in page.covers:
-        there = {
-            n for run in [*code.of(path), *code.rest[path]] for n in range(run.low, run.high + 1)
-        }
+        there = {n for run in [*code.of(path), *code.rest[path]] for n in run.numbers}
         lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
         assert not [n for n, line in enumerate(lines, 1) if line.strip() and n not in there]
 

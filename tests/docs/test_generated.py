@@ -12,15 +12,8 @@ from docsite import benchmarks, links, notebooks, pictures
 from docsite.benchmarks import Table
 from docsite.errors import DocsError
 
-MACHINE = {
-    "cpu": "a CPU",
-    "cores": 2,
-    "threads": 1,
-    "python": "3",
-    "torch": "2",
-    "date": "today",
-    "command": "it.py",
-}
+MACHINE = {"cpu": "a CPU", "cores": 2, "threads": 1, "python": "3", "torch": "2", "date": "today"}
+MACHINE["command"] = "it.py"
 TABLE = Table("it.json", "It", "size ratio peer")
 
 
@@ -48,19 +41,12 @@ def test_a_table(results: Path) -> None:
     page = benchmarks.measured_rows(results)
     assert "| S | 1,235 |  |\n| M | 0.1235 |  |" in page
     assert "`it.py`" in page
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ({"machine": MACHINE}, "has no machine and rows"),
-        ({"machine": MACHINE, "rows": [{"size": "S", "peer": 1}]}, "has no row with ratio"),
-    ],
-)
-def test_results_of_an_older_form(results: Path, content: object, words: str) -> None:
-    write(results, "it.json", content)
-    with pytest.raises(DocsError, match=words):
-        benchmarks.measured_rows(results)
+    # Of an older form.
+    older = [{"size": "S", "peer": 1}]
+    for more, words in (({}, "no machine and rows"), ({"rows": older}, "no row with ratio")):
+        write(results, "it.json", {"machine": MACHINE} | more)
+        with pytest.raises(DocsError, match=words):
+            benchmarks.measured_rows(results)
 
 
 def test_a_measured_span(results: Path) -> None:
