@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import re
+import tomllib
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from docsite.code import ROOT
 
@@ -40,6 +42,19 @@ def place(path: Path, root: Path = ROOT) -> PurePosixPath:
     if path.suffix == ".md":
         return PurePosixPath("source", path)
     return PurePosixPath("source", f"{path}.md")
+
+
+def navigation() -> list[str]:
+    """Places of the pages that the site's navigation names."""
+
+    def walk(entry: Any) -> list[str]:
+        if isinstance(entry, str):
+            return [entry]
+        children = entry.values() if isinstance(entry, dict) else entry
+        return [page for child in children for page in walk(child)]
+
+    settings = Path(__file__).with_name("zensical.toml").read_text(encoding="utf-8")
+    return walk(tomllib.loads(settings)["project"]["nav"])
 
 
 def rewritten(

@@ -12,10 +12,8 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from docsite import annotated, benchmarks, colours, coverage, links, pictures, read_state, reference
 from docsite.code import ROOT, Lines
@@ -170,18 +168,6 @@ def _not_searched(text: str) -> str:
     return f"---\nsearch:\n  exclude: true\nhide:\n  - toc\n---\n\n{text}"
 
 
-def navigation(config: dict[str, Any]) -> list[str]:
-    """Places of the pages that the site's navigation names."""
-
-    def walk(entry: Any) -> list[str]:
-        if isinstance(entry, str):
-            return [entry]
-        children = entry.values() if isinstance(entry, dict) else entry
-        return [page for child in children for page in walk(child)]
-
-    return walk(config["project"]["nav"])
-
-
 def address() -> str:
     """Where the site will stand, from the environment's ``SITE_URL``; empty: on a disk."""
     return os.environ.get("SITE_URL", "")
@@ -198,8 +184,7 @@ def stage(root: Path = ROOT) -> Staging:
     shutil.rmtree(STAGED, ignore_errors=True)
     staging = Staging(root)
     generated = reference.reference_pages(root)
-    config = tomllib.loads((HERE / "zensical.toml").read_text(encoding="utf-8"))
-    for name in navigation(config):
+    for name in links.navigation():
         if name not in generated:
             staging.linked(_repository_path(name, root))
     for name, text in generated.items():

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from docsite.code import ROOT
+from docsite.links import navigation
+
 PAGES = [
     *ROOT.glob("*.md"),
     *(page for folder in ("benchmarks", "docs", "src") for page in (ROOT / folder).rglob("*.md")),
@@ -37,18 +38,10 @@ def test_they_lead_somewhere() -> None:
     assert not broken, "\n".join(broken)
 
 
-def entries(nav: object) -> list[str]:
-    if isinstance(nav, str):
-        return [nav]
-    below = nav.values() if isinstance(nav, dict) else nav
-    return [name for part in below for name in entries(part)]  # type: ignore[attr-defined]
-
-
 def test_every_page_has_its_place() -> None:
     """A page of docs/ is one of at most thirty in the navigation, or names at its top the page that it
     belongs to, which links back."""
-    config = tomllib.loads((ROOT / "docs/docsite/zensical.toml").read_text(encoding="utf-8"))
-    named = entries(config["project"]["nav"])
+    named = navigation()
     assert len(named) <= 30
     lost = []
     for page in (ROOT / "docs").rglob("*.md"):
