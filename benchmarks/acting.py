@@ -14,20 +14,17 @@ Written: results/acting.json.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
+import timing
 from memspan.models import Backbone
 from memspan.models.registry import MODELS
-from timing import interleaved, write
+from page_tables import markdown
 
 WIDTH, LAYERS, WINDOW, EPISODE = 128, 3, 128, 150
 SIZE = {"n_layers": LAYERS, "d_model": WIDTH}
@@ -99,7 +96,7 @@ def measure(name: str, rows: int, rounds: int) -> dict[str, object]:
         "window": in_window(backbone, x),
         "cells": in_cells(x, ends),
     }
-    times = interleaved(sides, rounds)
+    times = timing.interleaved(sides, rounds)
     step = median(times["step"])
     against = {
         side: median(a / b for a, b in zip(times[side], times["step"], strict=True))
@@ -118,37 +115,24 @@ def measure(name: str, rows: int, rounds: int) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = timing.parser(__doc__, rounds=7, results="acting.json")
     parser.add_argument("--models", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS), metavar="N")
-    parser.add_argument("--rounds", type=int, default=7, help="rounds (default: 7)")
-    parser.add_argument(
-        "--json",
-        type=Path,
-        default=Path(__file__).resolve().parent / "results" / "acting.json",
-        metavar="PATH",
-        help="where the rows go (default: benchmarks/results/acting.json)",
-    )
     options = parser.parse_args()
     if options.rounds < 1 or min(options.rows) < 1:
         parser.error("--rounds and --rows must be at least 1")
     torch.set_num_threads(1)
-    console, found = Console(), []
-    table = Table(title="Steps per second of all environments at once, one thread")
-    for column in ("model", "environments", "steps/s", "window / step", "step / cells"):
-        table.add_column(column, justify="right")
+    found, table = [], [["model", "environments", "steps/s", "window / step", "step / cells"]]
     for name in options.models:
         for rows in options.rows:
             row = measure(name, rows, options.rounds)
             found.append(row)
-            console.print(f"{name}, {rows} environments: {row['steps_per_second']:,} steps/s")
+            print(f"{name}, {rows} environments: {row['steps_per_second']:,} steps/s", flush=True)
             shown = ("steps_per_second", "times_a_window", "time_over_lstm_cells")
-            table.add_row(name, str(rows), *(f"{row[key]:,}" for key in shown))
-    Console(width=None if console.is_terminal else 110).print(table)
-    write(options.json, found)
-    console.print(f"written: {options.json}")
+            table.append([name, str(rows), *(f"{row[key]:,}" for key in shown)])
+    print(markdown(table))
+    timing.write(options.json, found)
+    print(f"written: {options.json}")
 
 
 if __name__ == "__main__":

@@ -9,9 +9,7 @@ unless outputs, gradients and memories agree to 2e-5.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,8 +20,9 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
     torch_recurrent_gated_delta_rule,
 )
 
+import timing
 from memspan.ops.fast_weights.rules import delta_rule
-from timing import interleaved, ratio, write
+from timing import interleaved, ratio
 
 WIDTH = 2048
 """Of all heads together."""
@@ -111,8 +110,7 @@ def one_token(width: int) -> dict[str, Callable[[], list[Tensor]]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=9)
+    parser = timing.parser(__doc__, rounds=9, results="gated-delta-rule.json")
     parser.add_argument("--seconds", type=float, default=0.3)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -131,7 +129,7 @@ def main() -> None:
             rows.append({"work": kind, "tokens": length, "head": width, "ratio": vars(found)})
             spread = f"{found.middle:.2f}x ({found.low:.2f} to {found.high:.2f})"
             print(f"{kind}, {length} tokens, heads of {width}: {spread}")
-    write(Path(__file__).parent / "results" / "gated-delta-rule.json", rows)
+    timing.write(options.json, rows)
 
 
 if __name__ == "__main__":

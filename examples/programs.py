@@ -32,6 +32,7 @@ from memspan.models import FeedbackConfig, LanguageModel, TransformerXLConfig
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import plots
+import timing
 
 # ----- The task
 
@@ -294,9 +295,7 @@ def picture(results: list[dict[str, Any]], known: float, variables: int, path: P
 
 def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     """The options of a command line (None: this program's)."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = timing.parser(__doc__)
     parser.add_argument("--variables", type=int, default=3, help="2, 3 and 5 in the paper")
     parser.add_argument("--seconds", type=float, default=600, help="CPU time for each model")
     parser.add_argument("--layers", type=int, default=2)

@@ -19,7 +19,6 @@ JSON file are not repeated, so that the script can be stopped and started again.
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 import time
@@ -37,6 +36,7 @@ from recall_pictures import pictures
 from recall_task import Recall
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
+import timing
 from trainings import make, rows_in
 
 ROWS = 16
@@ -165,9 +165,7 @@ def best_rate(name: str, path: Path) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = timing.parser(__doc__)
     parser.add_argument("panel", choices=[*PANELS, "pictures"])
     parser.add_argument("--models", nargs="+", choices=CONTESTANTS, metavar="MODEL")
     parser.add_argument("--seconds", type=float, default=100, help="CPU time of a run")

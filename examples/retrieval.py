@@ -13,7 +13,6 @@ in the JSON file that were made with the same options stay in it.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -29,6 +28,7 @@ from memspan.ops import DPFP, delta_rule, elu_plus_one, favor, orthogonal_projec
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import plots
+import timing
 
 MODELS = {
     "capacity": ["softmax", "sum elu", "sum dpfp-1", "sum dpfp-2", "sum favor", "sum dpfp-3"],
@@ -216,9 +216,7 @@ def earlier(path: Path, shown: dict[str, int]) -> list[dict]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = timing.parser(__doc__)
     parser.add_argument("setting", choices=MODELS)
     parser.add_argument("--width", type=int, default=32, help="of keys before the feature map")
     parser.add_argument("--keys", type=int, nargs="+", help="numbers of unique keys")
