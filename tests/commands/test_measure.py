@@ -21,12 +21,14 @@ TEXT = command_line.TEXT.decode()
 pytestmark = pytest.mark.usefixtures("text_file")
 
 
+OPTIONS = """
+--model lstm --model.n-layers 1 --model.d-model 8 --train.steps 2 --train.batch-size 2
+--train.segment-length 8 --train.evaluate-tokens 32 --train.sample-tokens 2
+"""
+
+
 def train(name: str, *more: str) -> None:
-    options = (
-        "--model lstm --model.n-layers 1 --model.d-model 8 --train.steps 2 --train.batch-size 2"
-    )
-    options += " --train.segment-length 8 --train.evaluate-tokens 32 --train.sample-tokens 2"
-    cli.main(["train", *options.split(), "--data.corpus", "text.txt", "--out", name, *more])
+    cli.main(["train", *OPTIONS.split(), "--data.corpus", "text.txt", "--out", name, *more])
 
 
 @pytest.fixture(autouse=True)
@@ -47,9 +49,8 @@ def test_the_verb(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(Path("report/measure.json").read_text())
     first, second = found["runs"]
     assert [p["history"] for p in first["span"]["points"]] == [1, 2, 4, 8, 16, 32, 64]
-    n_blocks = first["span"]["blocks"]
-    assert n_blocks == 8
-    assert f"in {n_blocks} blocks" in printed
+    assert first["span"]["blocks"] == 8
+    assert "in 8 blocks" in printed
     (sizes,) = first["memory_lengths"]
     assert sizes["blocks"] >= 2
     assert [p["slots"] for p in sizes["points"]] == [0, 2, 4, 8, 16, 32]
@@ -218,7 +219,7 @@ def test_a_model_that_is_no_run(run: Path, capsys: pytest.CaptureFixture[str]) -
     assert first["run"] == "models.py:made"
     assert first["vocabulary"] == second["vocabulary"]
     assert first["span"]["blocks"] == 8
-    assert f"{first['span']['blocks']} blocks" in printed
+    assert "8 blocks" in printed
     assert first["state_bytes"] == 32
     assert first["span"]["low"] <= first["span"]["tokens"] <= first["span"]["high"]
     assert [p["distance"] for p in first["repeats"]["points"]] == [16, 32, 64]
@@ -244,30 +245,27 @@ def test_a_model_by_its_object_and_of_other_tokens(run: Path) -> None:
     assert not any("documents" in line for line in one.left_out)
 
 
+MISTAKES = {
+    "run --budget 1e-9": "too small to measure anything of run",
+    "run --budget 0": "budget must be more than 0",
+    "run --corpus tiny.txt": "needs at least 32",
+    "no-run": "no-run",
+    "empty": "neither a run",
+    "run --out text.txt": "--out text.txt is not a folder",
+    "run --tokenizer bytes": "has its own tokeniser",
+    "models.py:few": "has 64 tokens and no tokeniser, and bytes are 256: give its tokeniser",
+    "models.py:few --tokenizer bytes": "has 64 tokens, but this tokeniser gives the text others",
+    "models.py:headless": "where logits are [B, T, 256]: give one with a language model's head",
+    "models.py:vectors": "reads vectors, and a text is tokens: give a language model",
+    "models.py:made --precision bfloat16": "is not a run: drop --precision",
+    "models.py:made --field body --corpus text.txt": "drop it",
+    "models.py:made --tokenizer missing.json": "cannot read missing.json",
+}
+
+
 def test_bad_input_is_one_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("tiny.txt").write_text("tiny")
     Path("empty").mkdir()
     Path("models.py").write_text(MODELS)
-    for arguments, says in [
-        ("run --budget 1e-9", "too small to measure anything of run"),
-        ("run --budget 0", "budget must be more than 0"),
-        ("run --corpus tiny.txt", "needs at least 32"),
-        ("no-run", "no-run"),
-        ("empty", "neither a run"),
-        ("run --out text.txt", "--out text.txt is not a folder"),
-        ("run --tokenizer bytes", "has its own tokeniser"),
-        ("models.py:few", "has 64 tokens and no tokeniser, and bytes are 256: give its tokeniser"),
-        (
-            "models.py:few --tokenizer bytes",
-            "has 64 tokens, but this tokeniser gives the text others",
-        ),
-        (
-            "models.py:headless",
-            "where logits are [B, T, 256]: give one with a language model's head",
-        ),
-        ("models.py:vectors", "reads vectors, and a text is tokens: give a language model"),
-        ("models.py:made --precision bfloat16", "is not a run: drop --precision"),
-        ("models.py:made --field body --corpus text.txt", "drop it"),
-        ("models.py:made --tokenizer missing.json", "cannot read missing.json"),
-    ]:
+    for arguments, says in MISTAKES.items():
         assert says in refused(capsys, "measure", *arguments.split())
