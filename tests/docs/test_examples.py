@@ -46,7 +46,6 @@ NOT_RUN = {
     r".*enwik8": "a download, and days of training",
 }
 """Lines of blocks ``sh`` that are not run here, and why. A new line is run or is one of these."""
-NOT_OF_LSTM = ("--model.n-heads", "--model.d-ff")
 BOOK = "Once upon a time there was a fox. " * 60
 SMALL = {
     "--train.steps": "2",
@@ -56,12 +55,9 @@ SMALL = {
     "--train.sample-tokens": "4",
     "--train.device": "cpu",
 }
-SMALL_MODEL = {
-    "--model.n-layers": "1",
-    "--model.d-model": "16",
-    "--model.n-heads": "2",
-    "--model.d-ff": "16",
-}
+SMALL_MODEL = {"--model.n-layers": "1", "--model.d-model": "16"}
+ATTENTION = {"--model.n-heads": "2", "--model.d-ff": "16"}
+BUDGETS = {"--train.epochs": "0.02", "--train.max-tokens": "32"}
 
 
 def commands(block: str) -> list[list[str]]:
@@ -80,28 +76,22 @@ def small(arguments: list[str]) -> list[str]:
     if arguments[0] == "train" and "--resume" in arguments:
         sizes = {"--train.steps": "4" if "--train.steps" in arguments else "3"}
     elif arguments[0] == "train":
-        own = "--import" in arguments
-        sizes = SMALL | ({} if own or "--preset" in arguments else SMALL_MODEL)
+        sizes = dict(SMALL)
+        if not {"--import", "--preset"} & {*arguments}:
+            sizes |= SMALL_MODEL | ({} if "lstm" in arguments else ATTENTION)
         if not {"--data.corpus", "--data.train", "--preset"} & {*arguments}:
-            sizes = sizes | {"--data.corpus": "book.txt"}
-        for budget, few in {"--train.epochs": "0.02", "--train.max-tokens": "32"}.items():
-            if budget in arguments:
-                sizes = {n: size for n, size in sizes.items() if n != "--train.steps"} | {
-                    budget: few
-                }
-        if "lstm" in arguments:
-            sizes = {flag: size for flag, size in sizes.items() if flag not in NOT_OF_LSTM}
+            sizes["--data.corpus"] = "book.txt"
+        if budgets := {flag: few for flag, few in BUDGETS.items() if flag in arguments}:
+            del sizes["--train.steps"]
+            sizes |= budgets
     elif arguments[0] == "generate" and "--tokens" not in arguments:
         sizes = {"--tokens": "4"}
     elif arguments[0] == "evaluate":
         sizes = {"--tokens": "64"}
     elif arguments[0] == "measure":
         sizes = {"--longest": "16", "--budget": "1"}
-    kept = list(arguments)
-    for flag in sizes:
-        if flag in kept:
-            del kept[kept.index(flag) : kept.index(flag) + 2]
-    return [*kept, *(word for pair in sizes.items() for word in pair)]
+    # The second counts where a flag is given twice.
+    return [*arguments, *(word for pair in sizes.items() for word in pair)]
 
 
 @pytest.fixture
