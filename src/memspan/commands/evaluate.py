@@ -15,7 +15,7 @@ from memspan.commands.parsing import (
     parsed,
     with_architectures,
 )
-from memspan.commands.standard_streams import STDIN, readable, split_to_read
+from memspan.commands.standard_streams import STDIN, readable
 from memspan.errors import counted
 from memspan.runs.options import load_config
 
@@ -54,7 +54,7 @@ def evaluate(arguments: list[str]) -> None:
     options = parsed(kind, arguments, "memspan evaluate")
     # Before torch is imported, which takes seconds.
     load_config(options.run)
-    with readable(options.corpus) as corpus:
+    with readable(options.corpus, options.split) as text:
         import memspan
         from memspan.training.terminal import counting
 
@@ -62,8 +62,7 @@ def evaluate(arguments: list[str]) -> None:
         with counting("scoring", "tokens") as progress:
             scores = memspan.evaluate(
                 run,
-                corpus,
-                split=split_to_read(options.split, options.corpus),
+                **text,
                 precision=precision,
                 progress=progress,
                 **options.others("corpus", "split", "json"),

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from memspan.commands.parsing import TARGET_HELP, DeviceArguments, Field, Split, parsed
-from memspan.commands.standard_streams import STDIN, readable, split_to_read
+from memspan.commands.standard_streams import STDIN, readable
 from memspan.errors import MemspanError
 from memspan.runs.folder import is_shipped, place_of
 
@@ -62,10 +62,10 @@ def measure(arguments: list[str]) -> None:
     """Run the verb with ``arguments``."""
     options = parsed(MeasureArguments, arguments, "memspan measure")
     found: list[Measurement] = []
-    with readable(options.corpus) as corpus:
+    with readable(options.corpus, options.split) as text:
         try:
             for name in dict.fromkeys(options.run):
-                found.append(_measured(name, corpus, options))
+                found.append(_measured(name, text, options))
                 if found[-1].interrupted:
                     raise KeyboardInterrupt
         finally:
@@ -74,7 +74,7 @@ def measure(arguments: list[str]) -> None:
                 _report(done, options)
 
 
-def _measured(name: str, corpus: str | None, options: MeasureArguments) -> Measurement:
+def _measured(name: str, text: dict[str, Any], options: MeasureArguments) -> Measurement:
     import memspan
     from memspan.devices import device_for
     from memspan.runs.run import Run, precision_for
@@ -91,8 +91,7 @@ def _measured(name: str, corpus: str | None, options: MeasureArguments) -> Measu
     with counting(f"measuring {name}", "CPU s") as progress:
         measured = memspan.measure(
             model,
-            corpus,
-            split=split_to_read(options.split, options.corpus),
+            **text,
             precision=precision,
             device=options.device,
             progress=progress,

@@ -7,18 +7,12 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from memspan.errors import MemspanError
 
 STDIN = "-"
 """The corpus that comes from standard input."""
-
-
-def split_to_read(split: str, corpus: str | None) -> str:
-    """The part that is read: piped text is read whole unless a part is named."""
-    if split != "auto":
-        return split
-    return "all" if corpus == STDIN else "validation"
 
 
 def keep_input(path: Path, option: str) -> None:
@@ -37,9 +31,12 @@ def keep_input(path: Path, option: str) -> None:
 
 
 @contextlib.contextmanager
-def readable(corpus: str | None) -> Iterator[str | None]:
-    """A corpus to read, refused before torch is imported if there is none; standard input is kept in a
-    file while the block lasts."""
+def readable(corpus: str | None, split: str) -> Iterator[dict[str, Any]]:
+    """The text to read, as the arguments ``corpus`` and ``split`` of a function.
+
+    It is refused before torch is imported if there is none. Standard input is kept in a file while the
+    block lasts, and read whole unless a part is named.
+    """
     import tempfile
 
     from memspan.data.corpora import load_corpus, missing
@@ -48,11 +45,11 @@ def readable(corpus: str | None) -> Iterator[str | None]:
         with tempfile.TemporaryDirectory(prefix="memspan-") as folder:
             path = Path(folder, "standard input")
             keep_input(path, "--corpus")
-            yield str(path)
+            yield {"corpus": str(path), "split": "all" if split == "auto" else split}
         return
     if corpus is not None and missing(corpus):
         load_corpus(corpus)
-    yield corpus
+    yield {"corpus": corpus, "split": "validation" if split == "auto" else split}
 
 
 def settle_output() -> None:
