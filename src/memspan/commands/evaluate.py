@@ -79,26 +79,21 @@ def _print(scores: Evaluation, run: Run, before: Path | None) -> None:
     from memspan.evaluation import percent
     from memspan.precision import Precision
 
-    sizes = {
-        option.name: scores.memory.get(option.name, getattr(run.config.model, option.name))
-        for option in dataclasses.fields(run.config.model.memory_options)
-    }
-    memory = "".join(
-        f", {name.replace('_length', '')} {size}"
-        for name, size in sizes.items()
-        if size is not None
-        and (isinstance(size, int) or size != getattr(type(run.config.model), name))
-    )
-    memory += "".join(f", {name.replace('_', ' ')} {v}" for name, v in scores.reading.items())
+    config, memory = run.config.model, []
+    for name in (option.name for option in dataclasses.fields(config.memory_options)):
+        size = scores.memory.get(name, getattr(config, name))
+        if isinstance(size, int) or size not in (None, getattr(type(config), name)):
+            memory.append(f"{name.replace('_length', '')} {size}")
+    memory += [f"{name.replace('_', ' ')} {value}" for name, value in scores.reading.items()]
     context = run.model.backbone.context(scores.segment_length, **scores.reading)
     if context is not None and before is not None and not scores.reading:
-        memory += f", no memory but the window of {before}"
+        memory.append(f"no memory but the window of {before}")
     elif context is not None:
         least, most = context
-        memory += f", no memory: each token sees {least:,} to {most:,} before it"
+        memory.append(f"no memory: each token sees {least:,} to {most:,} before it")
     precision = Precision(scores.precision, scores.matmul_precision)
     if precision != Precision():
-        memory += f", {precision}"
+        memory.append(str(precision))
     apart = run.config.data.document_reset
     how = "every document by itself" if apart else "memory carried from start to end"
     if context is not None and not apart:
@@ -112,7 +107,8 @@ def _print(scores: Evaluation, run: Run, before: Path | None) -> None:
     )
     tokens = counted(scores.tokens, "token")
     print(f"{scores.run}  {scores.corpus}, {scores.split}: {tokens}, {streams}")
-    print(f"segment {scores.segment_length}{memory or ', memory of constant size'}")
+    memory = memory or ["memory of constant size"]
+    print(", ".join([f"segment {scores.segment_length}", *memory]))
     if scores.n_unknown:
         print(f"  unknown tokens       {scores.n_unknown:10,} ({percent(scores.unknown_share)})")
         print("  no bits per byte or character: the text of unknown tokens is not scored")
