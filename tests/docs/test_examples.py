@@ -131,11 +131,9 @@ def test_the_code_of_a_page_runs(page: Path, folder: Path) -> None:
         if language == "python":
             if "memspan.train(" in block:
                 shutil.rmtree("runs", ignore_errors=True)
-            elif (
-                re.search(r'memspan\.(load|evaluate)\("runs', block)
-                and not Path("runs/book").exists()
-            ):
-                memspan.train(_config(), "runs/book")
+            elif re.search(r'\.(load|evaluate)\("runs', block) and not Path("runs/book").exists():
+                data = memspan.DataConfig("book.txt")
+                memspan.train(memspan.RunConfig(TransformerXLConfig(), data=data), "runs/book")
             exec(compile(block, str(page), "exec"), names)
             ran += 1
         for command in commands(block) if language == "sh" else []:
@@ -159,7 +157,3 @@ def test_every_command_and_snippet_is_run_or_listed() -> None:
                 if words and not ours and not any(re.match(k, " ".join(words)) for k in NOT_RUN):
                     unknown.append(f"{page.name}: {line}")
     assert not unknown
-
-
-def _config() -> memspan.RunConfig[Any]:
-    return memspan.RunConfig(TransformerXLConfig(), data=memspan.DataConfig("book.txt"))

@@ -34,7 +34,7 @@ def _smaller(part: Any, factor: float, sizes: dict[str, Any]) -> Any:
     changed = {}
     for field in dataclasses.fields(part):
         value = getattr(part, field.name)
-        if value is None:
+        if not value:
             continue
         if field.name in sizes:
             changed[field.name] = sizes[field.name]
@@ -55,14 +55,8 @@ def twin(preset: str) -> RunConfig[Any]:
         "steps": 2, "batch_size": 2, "curriculum_steps": 1, "accumulate_from": 1, "evaluate_every": 1,
         "evaluate_tokens": 32, "save_every": 1, "sample_tokens": 2, "device": "cpu",
     }  # fmt: skip
-    if not config.train.curriculum_steps:
-        del train["curriculum_steps"]
-    if config.train.accumulate_later is None:
-        del train["accumulate_from"]
-    if config.data.tokenizer == "subwords":
-        data = {"corpus": "prose.txt", "vocab_size": 256 + VOCABULARY}
-    else:
-        data = {"corpus": "prose.txt", "vocab_size": VOCABULARY}
+    n_bytes = 256 if config.data.tokenizer == "subwords" else 0
+    data = {"corpus": "prose.txt", "vocab_size": n_bytes + VOCABULARY}
     cutoffs = tuple(max(1, round(n / vocabulary)) for n in config.embedding.cutoffs)
     return dataclasses.replace(
         config,
