@@ -10,6 +10,7 @@ from __future__ import annotations
 import html
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,38 +28,28 @@ AGAIN = "write and draw it anew: make figures"
 
 @dataclass
 class Figures:
-    """The figures of the site, by the number of their place."""
+    """The figures of the site."""
 
     root: Path = ROOT
-    placed: list[str] = field(default_factory=list)
-    """Their HTML."""
     numbers: dict[str, str] = field(default_factory=dict)
     """Scripts of the site, by their place in ``figures/``. Pages from the disk may not load JSON."""
 
-    def protected(self, text: str, folder: str) -> str:
+    def protected(self, text: str, folder: str, later: Callable[[str], str]) -> str:
         """A page's Markdown with a place for each figure.
 
         Args:
             text: the page.
             folder: where the site's ``figures/`` is, seen from the page.
+            later: gives the place of HTML.
 
         Raises:
             DocsError: its numbers are missing or of another form, or its picture is an older one.
         """
 
         def place(match: re.Match[str]) -> str:
-            self.placed.append(self._html(match[2], match[1], folder))
-            return f'<div class="figure" data-number="{len(self.placed) - 1}"></div>'
+            return later(self._html(match[2], match[1], folder))
 
         return re.sub(r"^!\[([^\]]*)\]\([./]*figures/([\w-]+)\.svg\)$", place, text, flags=re.M)
-
-    def put_in(self, page: str) -> str:
-        """A built page with figures in their places."""
-        return re.sub(
-            r'<div class="figure" data-number="(\d+)"></div>',
-            lambda match: self.placed[int(match[1])],
-            page,
-        )
 
     def _html(self, name: str, alt: str, folder: str) -> str:
         data = load(name, self.root)

@@ -91,14 +91,10 @@ def _heads(places: list[Lines], root: Path) -> list[set[int]]:
     seen: set[tuple[str, str]] = set()
     found: list[set[int]] = []
     for lines in places:
-        name = lines.place.path, lines.place.symbol
-        known = (
-            heads(root / lines.place.path)
-            if lines.place.spans and name[1] and name not in seen
-            else {}
-        )
+        path, symbol = name = lines.place.path, lines.place.symbol
+        known = heads(root / path) if symbol and lines.place.spans and name not in seen else {}
         seen.add(name)
-        found.append(_numbers([known[name[1]]] if name[1] in known else []))
+        found.append(_numbers([known[symbol]] if symbol in known else []))
     return found
 
 

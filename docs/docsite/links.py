@@ -83,9 +83,7 @@ def rewritten(
         there = relative(place(path, root), at)
         return f"{before}{there}{'#' * bool(anchor)}{anchor}{after}"
 
-    return "".join(
-        part if fenced else LINK.sub(replace, part) for fenced, part in outside_fences(text)
-    )
+    return outside_fences(text, lambda part: LINK.sub(replace, part))
 
 
 def relative(target: PurePosixPath, at: PurePosixPath) -> str:
@@ -93,8 +91,8 @@ def relative(target: PurePosixPath, at: PurePosixPath) -> str:
     return os.path.relpath(target, at.parent)
 
 
-def outside_fences(text: str) -> list[tuple[bool, str]]:
-    """A page in parts, with whether each is fenced code."""
+def outside_fences(text: str, change: Callable[[str], str]) -> str:
+    """A page with its parts changed, but for fenced code."""
     parts: list[tuple[bool, str]] = []
     fence = ""
     for line in text.splitlines(keepends=True):
@@ -108,4 +106,4 @@ def outside_fences(text: str) -> list[tuple[bool, str]]:
             fence = ""
         elif not fence and opening:
             fence = opening[1]
-    return parts
+    return "".join(part if fenced else change(part) for fenced, part in parts)

@@ -55,9 +55,7 @@ class Formulas:
                 raise DocsError(f"{page}: {error}") from None
             return f"{OPEN}{len(self.rendered) - 1}{CLOSE}"
 
-        return "".join(
-            part if fenced else FORMULA.sub(token, part) for fenced, part in outside_fences(text)
-        )
+        return outside_fences(text, lambda part: FORMULA.sub(token, part))
 
     def put_in(self, page: str) -> str:
         """A built page with formulas in the place of tokens."""

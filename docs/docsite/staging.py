@@ -42,7 +42,7 @@ class Staging:
         self.formulas = Formulas()
         self.figures = Figures(root)
         self.code: list[str] = []
-        """HTML that stands in the pages as its number."""
+        """HTML, of figures too, that stands in the pages as its number."""
 
     def write(self, at: PurePosixPath, text: str) -> None:
         """Write one page of the site."""
@@ -99,7 +99,8 @@ class Staging:
         return "---\nhide:\n  - navigation\n---\n\n" + text if at == HOME else text
 
     def _rewritten(self, text: str, path: Path, at: PurePosixPath) -> str:
-        text = self.figures.protected(text, links.relative(PurePosixPath("figures"), at))
+        folder = links.relative(PurePosixPath("figures"), at)
+        text = self.figures.protected(text, folder, self._later)
         text = links.rewritten(text, path, at, self.linked, self.root)
         return self.formulas.protected(pictures.by_scheme(text), path)
 
@@ -126,7 +127,7 @@ class Staging:
         return "---\nhide:\n  - navigation\n---\n\n" + text
 
     def _later(self, code: str) -> str:
-        """Stands for HTML that is put in after the build: Markdown would take a minute over it."""
+        """Stands for HTML that is put in after the build: Markdown would take a minute over code."""
         self.code.append(code)
         return f'<div data-code="{len(self.code) - 1}"></div>'
 
@@ -135,7 +136,7 @@ class Staging:
         are half of its navigation."""
         parts = re.split(r"(<pre.*?</pre>)", page, flags=re.S)
         parts[::2] = [re.sub(r"\n\s+", "\n", part) for part in parts[::2]]
-        page = self.figures.put_in(self.formulas.put_in("".join(parts)))
+        page = self.formulas.put_in("".join(parts))
         if 'class="passage"' in page:
             page = page.replace("<body", '<body class="annotated"', 1)
         # A heading's own headings in the table of contents, which may be called like the navigation's.
@@ -231,15 +232,8 @@ def build() -> None:
         DocsError: staging or zensical failed.
     """
     staged = stage()
-    command = [
-        sys.executable,
-        "-m",
-        "zensical",
-        "build",
-        "--strict",
-        "-f",
-        str(STAGED / "zensical.toml"),
-    ]
+    settings = str(STAGED / "zensical.toml")
+    command = [sys.executable, "-m", "zensical", "build", "--strict", "-f", settings]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     said = re.sub(r"\x1b\[[\d;]*m", "", done.stdout + done.stderr)
     if done.returncode:
