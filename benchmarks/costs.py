@@ -65,11 +65,6 @@ Row = dict[str, Any]
 SMALL = {"n_layers": 4, "d_model": 128, "n_heads": 4, "d_ff": 512}
 
 
-def rounded(found: timing.Ratio, digits: int) -> Row:
-    values = {"ratio": found.middle, "low": found.low, "high": found.high}
-    return {name: round(value, digits) for name, value in values.items()}
-
-
 def checkpointed(architecture: str, recompute: bool) -> Callable[[], None]:
     torch.manual_seed(0)
     kind = MODELS[architecture]
@@ -169,7 +164,7 @@ def options(rounds: int, threads_tried: Sequence[int] = (1,)) -> Iterator[Row]:
     first = next(iter(times.values()))
     for (name, n), seconds in times.items():
         row = {"options": name, "threads": n, "milliseconds": round(1000 * median(seconds), 1)}
-        yield row | rounded(ratio(seconds, first), 3) | {"rounds": len(seconds)}
+        yield row | ratio(seconds, first).row(3) | {"rounds": len(seconds)}
 
 
 def sliding(rounds: int, lengths: Sequence[int] = (800, 1800, 2800, 3800)) -> Iterator[Row]:
@@ -188,7 +183,7 @@ def sliding(rounds: int, lengths: Sequence[int] = (800, 1800, 2800, 3800)) -> It
             times = interleaved(sides, rounds)
         # A call scores one token on one side and a segment on the other.
         per_token = [t / cut for t in times["memory"]]
-        yield {"attention_length": n, **rounded(ratio(times["sliding"], per_token), 1)} | {
+        yield {"attention_length": n, **ratio(times["sliding"], per_token).row(1)} | {
             "sliding_tokens_per_second": round(1 / median(times["sliding"]), 2),
             "tokens_per_second": round(1 / median(per_token), 1),
         }
@@ -260,7 +255,7 @@ def hooks(rounds: int) -> Iterator[Row]:
         for work in made:
             times = interleaved({"made": made[work], "hooked": hooked[work]}, rounds)
             found = {f"{side}_ms": round(1e3 * median(t), 3) for side, t in times.items()}
-            slower = rounded(ratio(times["hooked"], times["made"]), 1)
+            slower = ratio(times["hooked"], times["made"]).row(1)
             yield {"model": name, "work": work} | found | slower
 
 

@@ -177,14 +177,11 @@ def compared(
         return [row]
     rows = []
     for peer, same in same_function.items():
-        r = ratio(times[peer], ours)
         rows.append(
             row
             | {
                 "peer": peer,
-                "ratio": round(r.middle, 3),
-                "low": round(r.low, 3),
-                "high": round(r.high, 3),
+                **ratio(times[peer], ours).row(3),
                 "peer_tokens_per_second": round(tokens / median(times[peer]), 1),
                 "same_function": same,
                 "peer_peak_megabytes": peaks.get(peer),

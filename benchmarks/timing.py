@@ -53,6 +53,11 @@ class Ratio:
     low: float
     high: float
 
+    def row(self, digits: int) -> dict[str, Any]:
+        """As results files have it."""
+        values = {"ratio": self.middle, "low": self.low, "high": self.high}
+        return {name: round(value, digits) for name, value in values.items()}
+
 
 def seconds_per_call(
     work: Callable[[], object], calls: int, clock: Callable[[], float] = time.process_time
