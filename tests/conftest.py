@@ -76,6 +76,13 @@ def own_folders(
 
 
 @pytest.fixture
+def one_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each of ``memspan measure``'s measurements: no test depends on time."""
+    for most in ("span.MOST_TARGETS", "repeats.MOST_STRINGS", "inside.MOST_TOKENS"):
+        monkeypatch.setattr(f"memspan.measurement.{most}", 1)
+
+
+@pytest.fixture
 def own_architectures() -> Iterator[None]:
     """What a test imports from the folder of ``examples`` or registers is forgotten after it."""
     registered = dict(MODELS)

@@ -14,11 +14,11 @@ import command_line
 import memspan
 from command_line import refused
 from memspan import cli
-from memspan.measurement import inside, repeats, span, statistics
+from memspan.measurement import repeats, span, statistics
 from memspan.measurement.report import Report, printed
 
 TEXT = command_line.TEXT.decode()
-pytestmark = pytest.mark.usefixtures("text_file")
+pytestmark = pytest.mark.usefixtures("text_file", "one_round")
 
 
 OPTIONS = """
@@ -29,13 +29,6 @@ OPTIONS = """
 
 def train(name: str, *more: str) -> None:
     cli.main(["train", *OPTIONS.split(), "--data.corpus", "text.txt", "--out", name, *more])
-
-
-@pytest.fixture(autouse=True)
-def one_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of each measurement: no test depends on time."""
-    for module, most in ((span, "TARGETS"), (repeats, "STRINGS"), (inside, "TOKENS")):
-        monkeypatch.setattr(module, f"MOST_{most}", 1)
 
 
 @pytest.mark.plots

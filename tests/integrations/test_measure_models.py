@@ -14,15 +14,11 @@ from memspan.data.tokenizers.pretrained import PretrainedTokenizer
 from memspan.data.tokenizers.registry import train_tokenizer
 from memspan.errors import MemspanError
 from memspan.integrations.transformers import export, fast_tokenizer
-from memspan.measurement import repeats, span
 
 TEXT = "".join(f"{n} is followed by {n + 1}, and then by {n + 2}. " for n in range(400))
 
 
-@pytest.fixture(autouse=True)
-def _one_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(span, "MOST_TARGETS", 1)
-    monkeypatch.setattr(repeats, "MOST_STRINGS", 1)
+pytestmark = pytest.mark.usefixtures("one_round")
 
 
 def gpt2(folder: Path, **sizes: int) -> None:

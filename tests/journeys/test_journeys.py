@@ -12,7 +12,7 @@ from twins import RUNS
 from verbs import VERBS, Journey, travel
 
 import memspan
-from memspan.measurement import inside, repeats, report, span
+from memspan.measurement import report
 from memspan.runs.folder import SHIPPED
 
 pytestmark = pytest.mark.hardening
@@ -43,12 +43,11 @@ def test_a_journey(
     text: str,
     made: Path,
     own_folders: Path,
+    one_round: None,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    # One round of each measurement: no test depends on time. Drawing takes seconds.
-    for module, most in ((span, "TARGETS"), (repeats, "STRINGS"), (inside, "TOKENS")):
-        monkeypatch.setattr(module, f"MOST_{most}", 1)
+    # Drawing takes seconds.
     monkeypatch.setattr(report, "picture", lambda *_: b"")
     travel(verb, Journey(name, made, text, own_folders, capsys))
 
