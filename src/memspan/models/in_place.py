@@ -26,8 +26,7 @@ class BufferedReader(VectorReader, Generic[M]):
 
     def __init__(self, backbone: Backbone[M], memory: M) -> None:
         super().__init__(backbone, memory.batch_size)
-        assert backbone.schema is not None
-        self.watch = Watch(backbone, backbone.schema)
+        self.watch = Watch(backbone, replaced=True)
         self._rows, self._device = Rows.of(memory), memory.tokens_seen.device
 
     @property

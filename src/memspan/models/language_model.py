@@ -21,7 +21,7 @@ from memspan.models.initialisation import initialise
 from memspan.models.inputs import check_tokens, outside
 from memspan.models.options import BackboneConfig, EmbeddingConfig, check_parts
 from memspan.models.output import BackboneOutput, Output
-from memspan.models.packing import WeightsWatch, is_itself
+from memspan.models.packing import Watch, is_itself
 from memspan.models.protocol import (
     Backbone,
     MemoryReader,
@@ -262,7 +262,7 @@ class Reader:
                 self._backbone = model.backbone.reader(memory, self._rows, **options)
         # What watches itself is not looked at twice.
         watches = isinstance(self._backbone, BufferedReader)
-        self._watch = WeightsWatch(*((model.embedding, model.head) if watches else (model,)))
+        self._watch = Watch(*((model.embedding, model.head) if watches else (model,)))
 
     @property
     def device(self) -> torch.device:

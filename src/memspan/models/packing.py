@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import product
+from collections.abc import Mapping, Sequence
 from operator import attrgetter, is_not
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +27,9 @@ HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backwa
 """Two that count in reading, and two that count only where there are gradients."""
 GLOBAL_HOOKS: list[dict[int, Any]] = [getattr(torch_module, f"_global{name}") for name in HOOKS]
 """Torch's, for all modules: its tables live as long as torch does."""
+
+PLAIN = (nn.Parameter, Tensor)
+"""Tensors that kernels know; the latter within ``torch.func.functional_call``."""
 
 SAMPLES = 256
 """Numbers of each tensor that a reader compares, about."""
@@ -53,26 +54,19 @@ STACK = r"""
 """Names in a stack of layers, see :func:`schema_of`."""
 
 
-@dataclass(frozen=True)
-class Schema:
-    """A module as a kernel knows it, with all that is in it."""
+class Part(NamedTuple):
+    """A module as a kernel knows it, without those within."""
 
     kind: type[nn.Module]
-    tensors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Parameters with their sizes."""
-    attributes: Mapping[str, object] = field(default_factory=dict)
+    parameters: dict[str, object]
+    """Their sizes."""
+    buffers: dict[str, object]
+    attributes: dict[str, object]
     """What its methods read beside them, with the values that the kernel assumes."""
-    modules: Mapping[str, Schema] = field(default_factory=dict)
-    buffers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    kinds: frozenset[type[nn.Module]] = field(init=False, repr=False)
-    """The classes of this module and of all within."""
 
-    def __post_init__(self) -> None:
-        kinds = frozenset({self.kind}.union(*(schema.kinds for schema in self.modules.values())))
-        object.__setattr__(self, "kinds", kinds)
 
-    def __deepcopy__(self, memo: object) -> Schema:
-        return self
+Schema = dict[str, Part]
+"""A module and all those within, by name."""
 
 
 def schema_of(module: nn.Module, names: str) -> Schema | None:
@@ -82,31 +76,40 @@ def schema_of(module: nn.Module, names: str) -> Schema | None:
     ``names``: those of all parameters and buffers that kernels know, and of modules without either: a
     regular expression, in which spaces do not count.
     """
-    parts = dict(module.named_modules())
+    parts = dict(module.named_modules(remove_duplicate=False))
     if not {type(part) for part in parts.values()} <= METHODS.keys():
         return None
     found = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
     found += [name for name, part in parts.items() if not [*part.parameters(), *part.buffers()]]
     expected = re.compile(names, re.VERBOSE)
-    return _as_made(module) if all(map(expected.fullmatch, found)) else None
+    if not all(map(expected.fullmatch, found)):
+        return None
+    return {name: _part(part) for name, part in parts.items()}
 
 
-def _as_made(module: nn.Module) -> Schema:
-    tensors, buffers = (
-        {name: tensor.shape for name, tensor in _present(table).items()}
-        for table in (module._parameters, module._buffers)
-    )
+def _part(module: nn.Module) -> Part:
     kind = type(module)
-    attributes = {name: getattr(module, name) for name in ATTRIBUTES[kind]}
-    modules = {name: _as_made(part) for name, part in _present(module._modules).items()}
-    return Schema(kind, tensors, attributes, modules, buffers)
+    return Part(
+        kind,
+        _sizes(module._parameters),
+        _sizes(module._buffers),
+        {name: getattr(module, name, None) for name in ATTRIBUTES[kind]},
+    )
+
+
+def _sizes(tensors: Mapping[str, Tensor | None]) -> dict[str, object]:
+    """By name; of a quantised weight or another tensor of a class of its own, what equals nothing."""
+    return {
+        name: tensor.shape if type(tensor) in PLAIN else object()
+        for name, tensor in tensors.items()
+        if tensor is not None
+    }
 
 
 def are_joined(parts: Sequence[nn.Module]) -> bool:
     """Whether all are torch's own products without a bias, whose weights may then be one matrix."""
     return all(
-        type(part) is nn.Linear
-        and is_exactly(part, Schema(nn.Linear, {"weight": (part.out_features, part.in_features)}))
+        is_itself(part, nn.Linear) and part.bias is None and type(part.weight) in PLAIN
         for part in parts
     )
 
@@ -114,12 +117,19 @@ def are_joined(parts: Sequence[nn.Module]) -> bool:
 def is_exactly(module: nn.Module, schema: Schema) -> bool:
     """Whether ``module`` is the tree that ``schema`` describes: exact classes and names, sizes and
     attributes, neither hooks nor methods of its own, parameters of one type, one mode for training."""
-    dtypes: set[torch.dtype] = set()
+    parts = dict(module.named_modules(remove_duplicate=False))
+    # Not by module.parameters(), which takes half as long as all else.
+    parameters = (p for part in parts.values() for p in part._parameters.values() if p is not None)
     return (
         not any(GLOBAL_HOOKS)
-        and all(map(_is_as_defined, schema.kinds))
-        and _matches(module, schema, module.training, dtypes)
-        and len(dtypes) < 2
+        and parts.keys() == schema.keys()
+        and all(map(_is_as_defined, {part.kind for part in schema.values()}))
+        and all(
+            _is_untouched(part, schema[name].kind) and _part(part) == schema[name]
+            for name, part in parts.items()
+        )
+        and len({part.training for part in parts.values()}) == 1
+        and len({p.dtype for p in parameters}) < 2
     )
 
 
@@ -146,29 +156,6 @@ def _is_untouched(module: nn.Module, kind: type[nn.Module]) -> bool:
     )
 
 
-def _matches(module: nn.Module, schema: Schema, training: bool, dtypes: set[torch.dtype]) -> bool:
-    if not _is_untouched(module, schema.kind) or module.training is not training:
-        return False
-    for table, sizes in ((module._parameters, schema.tensors), (module._buffers, schema.buffers)):
-        tensors = _present(table)
-        if tensors.keys() != sizes.keys():
-            return False
-        for name, tensor in tensors.items():
-            # A plain tensor within torch.func.functional_call. Quantised weights are neither.
-            if type(tensor) not in (nn.Parameter, Tensor) or sizes[name] != tensor.shape:
-                return False
-            if table is module._parameters:
-                dtypes.add(tensor.dtype)
-    for name, value in schema.attributes.items():
-        found = getattr(module, name, None)
-        if found is not value and found != value:
-            return False
-    modules = _present(module._modules)
-    return modules.keys() == schema.modules.keys() and all(
-        _matches(modules[name], each, training, dtypes) for name, each in schema.modules.items()
-    )
-
-
 def _present(members: Mapping[str, Any]) -> dict[str, Any]:
     return {name: member for name, member in members.items() if member is not None}
 
@@ -176,22 +163,33 @@ def _present(members: Mapping[str, Any]) -> dict[str, Any]:
 _version = attrgetter("_version")
 
 
-class WeightsWatch:
+class Watch:
     """Notices that the weights under ``roots`` have changed, in time for the next token.
 
     Changes in place raise a tensor's version, and conversions such as ``module.float()`` replace its
     storage. Fused optimisers do neither, but torch says when one has made a step, and when a tensor or
     module is put into any other. What writes through ``parameter.data`` tells nobody.
+
+    ``replaced``: a kernel stands in for the modules, which have schemas. A single token notices hooks
+    and modules that were put in: torch counts them. A whole look, for several tokens, notices classes
+    and attributes, too, and on a CPU what was written through ``parameter.data`` throughout a tensor.
     """
 
-    def __init__(self, *roots: nn.Module) -> None:
+    def __init__(self, *roots: nn.Module, replaced: bool = False) -> None:
         self.modules = list({part: None for root in roots for part in root.modules()})
-        self._homes = _columns(
-            (members, name)
+        places: list[tuple[dict[str, Any], str]] = [
+            (table, name)
             for part in self.modules
-            for members in (part._parameters, part._buffers, part._modules)
-            for name in _present(members)
-        )
+            for table in (part._parameters, part._buffers, part._modules)
+            for name in _present(table)
+        ]
+        self._kinds = [type(part) for part in self.modules if replaced]
+        self._own = [vars(part) for part in self.modules if replaced]
+        self._n_attributes = list(map(len, self._own))
+        for own, kind in zip(self._own, self._kinds, strict=True):
+            assumed = "training", "_parameters", "_modules", *ATTRIBUTES[kind]
+            places += [(own, name) for name in assumed]
+        self._homes = [table for table, _ in places], [name for _, name in places]
         # Held, so that no other tensor gets their addresses or ids.
         self._members = self._at_home()
         self._tensors = [member for member in self._members if isinstance(member, Tensor)]
@@ -201,6 +199,8 @@ class WeightsWatch:
         self._versions = list(map(_version, self._versioned))
         self._addresses = list(map(Tensor.data_ptr, self._tensors))
         self._strides = list(map(Tensor.stride, self._tensors))
+        self._samples = [torch.empty(0), *map(_sample, self._tensors if replaced else ())]
+        self._values = self._sampled()
         self._registered = _registered()
         _WATCHES.add(self)
 
@@ -214,10 +214,15 @@ class WeightsWatch:
             self.changed = self._is_changed(whole or len(self._versioned) < len(self._tensors))
         return self.changed
 
+    def refuse_changes(self, whole: bool) -> None:
+        """Raise :class:`StaleReaderError` if something has changed."""
+        if self.has_changed(whole):
+            raise StaleReaderError
+
     def _is_changed(self, whole: bool) -> bool:
         if self.sees_additions():
             whole, self._registered = True, _registered()
-            if self._has_hooks():
+            if self._own and (any(GLOBAL_HOOKS) or any(o[h] for o in self._own for h in HOOKS[:2])):
                 return True
         # By map, which is faster than a loop.
         return (
@@ -226,65 +231,30 @@ class WeightsWatch:
             or (whole and self._has_strayed())
         )
 
-    def _has_hooks(self) -> bool:
-        return False
-
     def _has_strayed(self) -> bool:
         """Looks for what torch does not count."""
         return (
             any(map(is_not, self._at_home(), self._members))
             or list(map(Tensor.stride, self._tensors)) != self._strides
+            or (bool(self._own) and self._are_others())
+        )
+
+    def _are_others(self) -> bool:
+        """Whether modules have got other classes, methods, or values that torch does not count; new
+        attributes that are not methods do not count."""
+        before, self._n_attributes = self._n_attributes, list(map(len, self._own))
+        return (
+            list(map(type, self.modules)) != self._kinds
+            or not all(map(_is_as_defined, set(self._kinds)))
+            or (
+                before != self._n_attributes
+                and not all(map(_is_untouched, self.modules, self._kinds))
+            )
+            or not torch.equal(self._sampled(), self._values)
         )
 
     def _at_home(self) -> list[Any]:
         return list(map(dict.get, *self._homes))
-
-    def refuse_changes(self, whole: bool) -> None:
-        """Raise :class:`StaleReaderError` if something has changed."""
-        if self.has_changed(whole):
-            raise StaleReaderError
-
-
-class Watch(WeightsWatch):
-    """Notices also that modules under ``root``, which is what ``schema`` describes, have changed.
-
-    A single token notices hooks and modules that were put in: torch counts them. A whole look, for
-    several tokens, notices classes and attributes, too, and on a CPU what was written through
-    ``parameter.data`` throughout a tensor.
-    """
-
-    def __init__(self, root: nn.Module, schema: Schema) -> None:
-        super().__init__(root)
-        self._kinds, self._own = list(map(type, self.modules)), list(map(vars, self.modules))
-        self._n_attributes = list(map(len, self._own))
-        self._attributes = _columns(
-            [
-                *product(self.modules, ("__class__", "training", "_parameters", "_modules")),
-                *_assumed(root, schema),
-                *((kind, name) for kind in schema.kinds for name in METHODS[kind]),
-            ]
-        )
-        self._found = list(map(getattr, *self._attributes))
-        self._samples = [torch.empty(0), *map(_sample, self._tensors)]
-        self._values = self._sampled()
-
-    def _has_hooks(self) -> bool:
-        return any(GLOBAL_HOOKS) or any(own[name] for own in self._own for name in HOOKS[:2])
-
-    def _has_strayed(self) -> bool:
-        return (
-            super()._has_strayed()
-            or any(map(is_not, map(getattr, *self._attributes), self._found))
-            or self._have_methods()
-            or not torch.equal(self._sampled(), self._values)
-        )
-
-    def _have_methods(self) -> bool:
-        """Whether a module has got a method of its own; other new attributes do not count."""
-        before, self._n_attributes = self._n_attributes, list(map(len, self._own))
-        return before != self._n_attributes and not all(
-            map(_is_untouched, self.modules, self._kinds)
-        )
 
     def _sampled(self) -> Tensor:
         # As bytes: a NaN is not equal to itself.
@@ -302,20 +272,7 @@ def _sample(tensor: Tensor) -> Tensor:
     return tensor.detach().as_strided((-(-size // step),), (step,))
 
 
-def _columns(places: Iterable[tuple[Any, str]]) -> tuple[list[Any], list[str]]:
-    """Objects, and of each the name to look up: in two lists, as ``map`` takes them."""
-    places = list(places)
-    return [of for of, _ in places], [name for _, name in places]
-
-
-def _assumed(module: nn.Module, schema: Schema) -> Iterator[tuple[nn.Module, str]]:
-    """All attributes with values that kernels assume."""
-    yield from ((module, name) for name in schema.attributes)
-    for name, each in schema.modules.items():
-        yield from _assumed(getattr(module, name), each)
-
-
-_WATCHES: weakref.WeakSet[WeightsWatch] = weakref.WeakSet()
+_WATCHES: weakref.WeakSet[Watch] = weakref.WeakSet()
 
 
 def _note_step(optimiser: torch.optim.Optimizer, *_: object) -> None:

@@ -85,8 +85,7 @@ class LSTMReader(PassReader[LSTMMemory]):
 
     def __init__(self, backbone: LSTM, memory: LSTMMemory) -> None:
         super().__init__(backbone, memory)
-        assert backbone.schema is not None
-        self.watch = Watch(backbone, backbone.schema)
+        self.watch = Watch(backbone, replaced=True)
         self._weights = [
             [layer.get_parameter(name) for name in PARAMETERS] for layer in backbone.layers
         ]
