@@ -6,14 +6,14 @@ import dataclasses
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Generic, Self, TypeVar
+from typing import Generic, Self, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from memspan.errors import MemspanError, counted
 from memspan.files.tensors import load_tensors, read_header, save_tensors
-from memspan.trees import LayerMemory, check_field, form, per_row, row_mask, to_device
+from memspan.trees import LayerMemory, check_like, form, per_row, row_mask, to_device
 
 M = TypeVar("M", bound="Memory")
 MOST_TOKENS = 1 << 62
@@ -117,9 +117,11 @@ class Memory(LayerMemory):
                 "memory.save wrote"
             )
         memory = cls(**tensors)
-        for name, wanted in {} if like is None else like.tensors().items():
-            check_field(name, tensors[name], wanted.dtype, wanted.shape)
-        memory.counts() if like is not None else memory._count("tokens_seen", MOST_TOKENS)
+        if like is None:
+            memory._count("tokens_seen", MOST_TOKENS)
+        else:
+            check_like(memory, like, like.batch_size)
+            memory.counts()
         return memory
 
     def slots(self) -> dict[str, int]:
@@ -156,14 +158,7 @@ def concatenate(memories: Iterable[M]) -> M:
         raise MemspanError("concatenate needs at least one memory")
     first = memories[0]
     for other in memories[1:]:
-        if type(other) is not type(first):
-            raise MemspanError(
-                f"concatenate needs memories of one model, not a {type(first).__name__} and a "
-                f"{type(other).__name__}"
-            )
-        for name, t in first.tensors().items():
-            found = getattr(other, name)
-            check_field(name, found, t.dtype, (None, *t.shape[1:]), t.device)
+        check_like(other, first, None, first.device)
     fields = [memory.tensors() for memory in memories]
     return dataclasses.replace(
         first, **{name: torch.cat([each[name] for each in fields]) for name in fields[0]}
@@ -174,16 +169,14 @@ def concatenate(memories: Iterable[M]) -> M:
 class Rows(Generic[M]):
     """The rows of a memory, whatever they hold: their numbers, and what may replace them."""
 
-    kind: type[M]
     count: int
-    forms: dict[str, tuple[torch.Size, torch.dtype]]
-    """The size of one row and the type, by field."""
+    like: M
+    """Such a memory without rows."""
 
     @classmethod
     def of(cls, memory: M) -> Rows[M]:
         """The rows of ``memory``."""
-        forms = {name: (t.shape[1:], t.dtype) for name, t in memory.tensors().items()}
-        return cls(type(memory), memory.batch_size, forms)
+        return cls(memory.batch_size, memory.map(lambda t: t.new_empty(0, *t.shape[1:])))
 
     def mask(self, mask: Tensor | list[bool]) -> Tensor:
         """``mask`` as bool ``[B]`` on the CPU; refused if it is not one bool per row."""
@@ -204,21 +197,14 @@ class Rows(Generic[M]):
         """The numbers of rows, int64 ``[B']`` on the CPU, and the memory that may replace them: one of
         this architecture and these sizes, with possible counts."""
         found = self.numbers(rows, once=True)
-        if type(memory) is not self.kind:
-            raise MemspanError(
-                f"replace needs a memory that is {self.kind.__name__}, not {type(memory).__name__}: "
-                "give one of this model"
-            )
-        if memory.batch_size != len(found):
+        if isinstance(memory, Memory) and memory.batch_size != len(found):
             raise MemspanError(
                 f"the memory has {counted(memory.batch_size, 'row')}, to replace {len(found)}: give as "
                 "many, memory.select picks rows"
             )
-        for name, (size, dtype) in self.forms.items():
-            check_field(name, getattr(memory, name), dtype, (len(found), *size))
+        check_like(memory, self.like, len(found))
         memory.counts()
-        assert isinstance(memory, self.kind)
-        return found, memory
+        return found, cast(M, memory)
 
 
 def refuse_to_overwrite(path: Path, *, memories: bool) -> None:

@@ -194,14 +194,26 @@ def check_layer(layer: Any, x: Tensor, width: int, memory: LayerMemory | None) -
         raise MemspanError(f"x must be {named(weight.dtype)} as the layer is, not {named(x.dtype)}")
     if memory is None:
         return
-    empty: LayerMemory = layer.initial_memory(0)
-    if type(memory) is not type(empty):
+    check_like(memory, layer.initial_memory(0), len(x), x.device)
+
+
+def check_like(
+    memory: object, like: LayerMemory, rows: int | None, device: torch.device | None = None
+) -> None:
+    """Refuse a memory of another kind or with other sizes than ``like``, or with other than so many
+    rows (None: any number); see also :func:`check_field`."""
+    check_kind(memory, type(like))
+    for name, t in like.tensors().items():
+        check_field(name, getattr(memory, name), t.dtype, (rows, *t.shape[1:]), device)
+
+
+def check_kind(memory: object, kind: type) -> None:
+    """Refuse what is not a memory of this class."""
+    if type(memory) is not kind:
         raise MemspanError(
-            f"the memory must be a {type(empty).__name__}, not {type(memory).__name__}: use the "
-            "layer's initial_memory, or what it returned"
+            f"the memory must be a {kind.__name__}, not a {type(memory).__name__}: use what "
+            "initial_memory or a pass of this model returned"
         )
-    for name, like in empty.tensors().items():
-        check_field(name, getattr(memory, name), like.dtype, (len(x), *like.shape[1:]), x.device)
 
 
 def check_field(

@@ -164,7 +164,7 @@ def test_what_does_not_fit_is_one_line(name: str, whole: bool) -> None:
         (x, memory[[0, 0, 1]], r"memory's \w+ is float32 \[3, .* not float32 \[2, .* use a memory"),
         (x, memory.to("meta"), r"the memory's \w+ is meta .* on meta, not .* on cpu"),
         (x, memory.map(lambda t: t.long()), r"the memory's \w+ is int64 \["),
-        (x, of_a_model, r"a \w+LayerMemory, not FastWeightsMemory: use .* initial_memory"),
+        (x, of_a_model, r"a \w+LayerMemory, not a FastWeightsMemory: use .* initial_memory"),
     ]
     for given, before, message in attempts:
         with pytest.raises(MemspanError, match=message) as refused:

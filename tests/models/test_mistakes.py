@@ -162,8 +162,8 @@ def test_rows_of_memories_and_of_readers(name: str) -> None:
         ([-1], one, "at most once, not [-1]"),
         ([True], one, "at most once, not bool [1]"),
         ([0], memory, "has 2 rows, to replace 1: give"),
-        ([0], another, f"not {type(another).__name__}: give one of this model"),
-        ([0], None, "not NoneType: give one of this"),
+        ([0], another, f"not a {type(another).__name__}: use what"),
+        ([0], None, "not a NoneType: use what"),
         ([0], one.to("meta"), "is meta int64 [1] on meta, not int64 [1]"),
         *(([0], bad, said) for bad, said in damaged),
     ):

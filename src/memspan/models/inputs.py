@@ -19,7 +19,7 @@ from memspan.errors import MemspanError, NonFiniteError, refuse_unknown
 from memspan.memory import Memory
 from memspan.models.segments import Padding
 from memspan.nn import NOT_SCORED
-from memspan.trees import check_field, named, suits
+from memspan.trees import check_field, check_kind, named, suits
 
 
 def check_tokens(tokens: Tensor, targets: Tensor | None = None) -> None:
@@ -138,11 +138,7 @@ def check_memory(
 
     ``sizes``: of one row of its fields, see :meth:`memspan.models.Backbone.row_sizes`.
     """
-    if type(memory) is not kind:
-        raise MemspanError(
-            f"the memory must be a {kind.__name__}, not {_described(memory)}: use this model's "
-            "initial_memory, or an output's memory"
-        )
+    check_kind(memory, kind)
     rows = memory.tokens_seen.shape[:1]
     check_field("tokens_seen", memory.tokens_seen, torch.int64, rows or (None,), device)
     for name, size in sizes.items():
