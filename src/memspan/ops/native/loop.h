@@ -109,27 +109,17 @@ static void product(
             const REAL *from = a + i * a_stride;
             n = rows - i;
             if (n > 6) n = n > 8 ? 6 : 4;
-            switch (n) {
-                case 6: few_rows(from, a_stride, panel, depth, sum, 6, 1); break;
-                case 5: few_rows(from, a_stride, panel, depth, sum, 5, 1); break;
-                case 4: few_rows(from, a_stride, panel, depth, sum, 4, 1); break;
-                case 3:
-                    if (panels == 2)
-                        few_rows(from, a_stride, panel, depth, sum, 3, 2);
-                    else
-                        few_rows(from, a_stride, panel, depth, sum, 3, 1);
-                    break;
-                case 2:
-                    if (panels == 2)
-                        few_rows(from, a_stride, panel, depth, sum, 2, 2);
-                    else
-                        few_rows(from, a_stride, panel, depth, sum, 2, 1);
-                    break;
-                default:
-                    if (panels == 4)
-                        few_rows(from, a_stride, panel, depth, sum, 1, 4);
-                    else
-                        few_rows(from, a_stride, panel, depth, sum, 1, 1);
+            /* Constants, for each of which the compiler unrolls its loops. */
+            switch (10 * n + panels) {
+                case 61: few_rows(from, a_stride, panel, depth, sum, 6, 1); break;
+                case 51: few_rows(from, a_stride, panel, depth, sum, 5, 1); break;
+                case 41: few_rows(from, a_stride, panel, depth, sum, 4, 1); break;
+                case 32: few_rows(from, a_stride, panel, depth, sum, 3, 2); break;
+                case 31: few_rows(from, a_stride, panel, depth, sum, 3, 1); break;
+                case 22: few_rows(from, a_stride, panel, depth, sum, 2, 2); break;
+                case 21: few_rows(from, a_stride, panel, depth, sum, 2, 1); break;
+                case 14: few_rows(from, a_stride, panel, depth, sum, 1, 4); break;
+                default: few_rows(from, a_stride, panel, depth, sum, 1, 1);
             }
             for (long r = 0; r < n; r++) {
                 REAL *out = c + (i + r) * c_stride + j;

@@ -23,7 +23,7 @@ typedef struct {
     REAL *x; /* [B, D], in and out */
 } Stack;
 
-/* The matrices of one layer, ready for products. */
+/* The matrices of one layer, ready for products; what a layer does not have is zero. */
 typedef struct {
     Packed of_branch, of_stream, of_reset_stream;
 } GateMatrices;
@@ -33,23 +33,15 @@ typedef struct {
     GateMatrices gates[2];
 } Matrices;
 
+#define PACKED (sizeof(Matrices) / sizeof(Packed))
+
 /* What a token needs besides. */
 typedef struct {
     REAL *z, *inside, *attended, *moments, *gate;
 } Scratch;
 
 void release(Matrices *m, long n_layers) {
-    for (long l = 0; l < n_layers; l++) {
-        free(m[l].projections.panels);
-        free(m[l].output.panels);
-        free(m[l].inner.panels);
-        free(m[l].outer.panels);
-        for (int i = 0; i < 2; i++) {
-            free(m[l].gates[i].of_branch.panels);
-            free(m[l].gates[i].of_stream.panels);
-            free(m[l].gates[i].of_reset_stream.panels);
-        }
-    }
+    for (size_t n = 0; n < n_layers * PACKED; n++) free(((Packed *)m)[n].panels);
     free(m);
 }
 
@@ -64,20 +56,17 @@ Matrices *prepare(const Stack *s) {
         m[l].output = pack(layer->output, I, D, 1, I);
         m[l].inner = pack(layer->inner, D, s->d_ff, 1, D);
         m[l].outer = pack(layer->outer, s->d_ff, D, 1, s->d_ff);
-        const Matrices *made = m + l;
-        int can = made->projections.panels && made->output.panels && made->inner.panels &&
-                  made->outer.panels;
-        for (int i = 0; can && i < 2 && layer->gates[i].bias; i++) {
+        for (int i = 0; i < 2 && layer->gates[i].bias; i++) {
             GateMatrices *gate = m[l].gates + i;
             gate->of_branch = pack(layer->gates[i].of_branch, D, 3 * D, 1, D);
             gate->of_stream = pack(layer->gates[i].of_stream, D, 2 * D, 1, D);
             gate->of_reset_stream = pack(layer->gates[i].of_reset_stream, D, D, 1, D);
-            can = gate->of_branch.panels && gate->of_stream.panels && gate->of_reset_stream.panels;
         }
-        if (!can) {
-            release(m, s->n_layers);
-            return NULL;
-        }
+        for (const Packed *p = (const Packed *)(m + l); p < (const Packed *)(m + l + 1); p++)
+            if (p->columns && !p->panels) {
+                release(m, s->n_layers);
+                return NULL;
+            }
     }
     return m;
 }
