@@ -6,15 +6,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -27,18 +26,17 @@ from memspan.evaluation import score_tokens
 from memspan.models import LanguageModel
 from memspan.models.options import EmbeddingConfig
 from memspan.models.output import BackboneOutput, Output
-from readings import assert_memories_equal, seeds, text
+from readings import assert_memories_equal, text
 
 pytestmark = pytest.mark.hardening
+VARIED = ("xl-segment-gated", "fast-delta-favor", "feedback-per-layer")
 SOME = {
     name: dataclasses.replace(
-        CASES[case], backbone=dataclasses.replace(CASES[case].backbone, n_layers=1)
+        CASES[name], backbone=dataclasses.replace(CASES[name].backbone, n_layers=1)
     )
-    for name, case in ONE_OF_EACH.items()
+    for name in (*ONE_OF_EACH.values(), *VARIED)
 }
 some_cases = pytest.mark.parametrize("case", SOME.values(), ids=SOME)
-# In training that one draws other features for every segment.
-REPEATABLE = {name: case for name, case in CASES.items() if name != "fast-delta-favor-redraw"}
 
 
 def scaled(output: Any) -> Any:
@@ -113,19 +111,21 @@ def parametrisation(part: nn.Module) -> bool:
     return bool(names)
 
 
-class LowRank(nn.Module):
-    """An adapter that looks like the product it wraps, as PEFT's do (Hu et al. 2021, eq. 3)."""
+class Passing(nn.Module):
+    """Looks like the module that it wraps, as PEFT's adapters do, but is another one."""
 
-    def __init__(self, base: nn.Linear) -> None:
+    def __init__(self, within: nn.Module) -> None:
         super().__init__()
-        self.base = base
-        self.down = nn.Parameter(0.4 * torch.randn(2, base.in_features, dtype=base.weight.dtype))
-        self.up = nn.Parameter(0.4 * torch.randn(base.out_features, 2, dtype=base.weight.dtype))
-        self.in_features, self.out_features = base.in_features, base.out_features
-        self.weight, self.bias = base.weight, base.bias
+        self.within = within
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.base(x) + x @ self.down.mT @ self.up.mT
+    def forward(self, *given: Any, **named: Any) -> Any:
+        return scaled(self.within(*given, **named))
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("within"), name)
 
 
 def extra_parameter(part: nn.Module) -> bool:
@@ -168,15 +168,14 @@ def put_in(model: nn.Module, name: str, kind: str) -> bool:
     part = model.get_submodule(name)
     if kind in CHANGES:
         return CHANGES[kind](part)
-    wanted, new = (nn.Linear, LowRank) if kind == "adapter" else ((nn.Identity, nn.Dropout), Times)
-    if not isinstance(part, wanted):
+    if not name or type(part).forward is nn.Module.forward:
         return False
     parent, _, last = name.rpartition(".")
-    setattr(model.get_submodule(parent), last, new(part) if new is LowRank else new())
+    setattr(model.get_submodule(parent), last, Passing(part))
     return True
 
 
-KINDS = [*CHANGES, "adapter", "in place of nothing"]
+KINDS = [*CHANGES, "wrapper"]
 
 
 # ----- What must be the same
@@ -206,30 +205,20 @@ def assert_as_reference(model: LanguageModel, seed: int = 0) -> None:
 
 
 def assert_same_gradients(model: LanguageModel, seed: int) -> None:
-    def gradients(implementation: str | None) -> list[Tensor | None]:
-        model.zero_grad()
-        first = model(text(2, 3, seed), targets=text(2, 3, seed + 1), implementation=implementation)
-        out = model(
-            text(2, 4, seed + 2),
-            first.memory,
-            targets=text(2, 4, seed + 3),
-            implementation=implementation,
-        )
-        (first.losses.sum() + out.losses.sum() + out.auxiliary_loss).backward()
-        return [p.grad for p in model.parameters()]
+    def gradients(implementation: str | None) -> Sequence[Tensor]:
+        texts, memory, loss = [text(2, 4, seed + n) for n in range(3)], None, torch.zeros(())
+        for tokens, targets in pairwise(texts):
+            out = model(tokens, memory, targets=targets, implementation=implementation)
+            memory, loss = out.memory, loss + out.losses.sum()
+        loss = loss + out.auxiliary_loss
+        return torch.autograd.grad(loss, [*model.parameters()], materialize_grads=True)
 
     model.train()
-    found, expected = gradients(None), gradients("reference")
     names = [name for name, _ in model.named_parameters()]
-    for name, ours, theirs in zip(names, found, expected, strict=True):
-        if theirs is None or ours is None:
-            assert ours is theirs or not (theirs if ours is None else ours).any(), name
-        else:
-            # A gate's is a sum, of which rounding may be all that is left.
-            close = 1e-9 * float(theirs.abs().max()) + 1e-14
-            torch.testing.assert_close(
-                ours, theirs, rtol=0, atol=close, msg=lambda why, name=name: f"{name}: {why}"
-            )
+    for name, ours, theirs in zip(names, gradients(None), gradients("reference"), strict=True):
+        # A gate's is a sum, of which rounding may be all that is left.
+        close = 1e-9 * float(theirs.abs().max()) + 1e-14
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=close, msg=f"{name}: {{}}".format)
     model.eval()
 
 
@@ -246,19 +235,6 @@ def test_every_module_in_turn(case: Case) -> None:
             assert_as_reference(model)
         except AssertionError as error:
             raise AssertionError(f"{kind} at {name!r}") from error
-
-
-@given(data=st.data(), seed=seeds)
-@pytest.mark.parametrize("case", REPEATABLE.values(), ids=REPEATABLE)
-def test_any_options_and_several_changes(case: Case, data: st.DataObject, seed: int) -> None:
-    model = case.model()
-    for _ in range(data.draw(st.integers(1, 2), label="changes")):
-        put_in(
-            model,
-            data.draw(st.sampled_from([n for n, _ in model.named_modules()]), label="module"),
-            data.draw(st.sampled_from(KINDS), label="kind"),
-        )
-    assert_as_reference(model, seed)
 
 
 @some_cases
@@ -296,7 +272,7 @@ def test_implementations_that_take_the_weights_alone_refuse() -> None:
     backbone = feedback().model().backbone
     x = torch.zeros(1, 2, 8, dtype=torch.float64)
     backbone(x, implementation="fused")
-    backbone.layers[0].query = LowRank(backbone.layers[0].query)
+    hook(backbone.layers[0].query)
     backbone(x, implementation="reference")
     with pytest.raises(MemspanError, match="neither adaptive spans nor changed modules"):
         backbone(x, implementation="fused")
@@ -320,32 +296,11 @@ def test_hooks_on_gradients_are_called(case: Case) -> None:
     assert called == set(hooked)
 
 
-class Passing(nn.Module):
-    """Has all that what it wraps has, but is not the same."""
-
-    def __init__(self, within: nn.Module) -> None:
-        super().__init__()
-        self.within = within
-
-    def forward(self, *given: Any, **named: Any) -> Any:
-        return scaled(self.within(*given, **named))
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("within"), name)
-
-
-def wrapper(model: LanguageModel, name: str) -> None:
-    setattr(model, name, Passing(getattr(model, name)))
-
-
 @some_cases
 @pytest.mark.parametrize("name", ["backbone", "embedding", "head"])
 def test_wrappers_that_pass_on_what_they_lack(case: Case, name: str) -> None:
     model = case.model()
-    wrapper(model, name)
+    put_in(model, name, "wrapper")
     assert_as_reference(model)
 
 
@@ -354,7 +309,7 @@ def test_wrappers_that_pass_on_what_they_lack(case: Case, name: str) -> None:
 def test_losses_are_those_of_the_logits(clusters: tuple[int, ...]) -> None:
     model = transformer_xl(EmbeddingConfig(cutoffs=clusters)).model()
     tokens, targets = text(2, 5), text(2, 5, 1)
-    wrapper(model, "head")
+    put_in(model, "head", "wrapper")
     losses = F.cross_entropy(model(tokens).logits.mT, targets, reduction="none")
     assert_same(model(tokens, targets=targets).losses, losses, 1e-10, "losses")
     reader = model.reader(batch_size=2)

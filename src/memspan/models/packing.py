@@ -109,7 +109,8 @@ def _sizes(tensors: Mapping[str, Tensor | None]) -> dict[str, object]:
 def are_joined(parts: Sequence[nn.Module]) -> bool:
     """Whether all are torch's own products without a bias, whose weights may then be one matrix."""
     return all(
-        is_itself(part, nn.Linear) and part.bias is None and type(part.weight) in PLAIN
+        is_itself(part, nn.Linear)
+        and _sizes(part._parameters) == {"weight": (part.out_features, part.in_features)}
         for part in parts
     )
 
