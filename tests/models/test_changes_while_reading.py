@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_changed_modules import attribute, replaced_forward
 from torch import nn
 
 from architectures import CASES, ONE_OF_EACH, Case, randomise, transformer_xl
@@ -37,22 +38,9 @@ def step(optimiser: type[torch.optim.Optimizer], **options: bool) -> Callable[[A
     return change
 
 
-@torch.no_grad()
-def in_place(model: LanguageModel) -> None:
-    next(model.backbone.parameters()).mul_(1.5)
-
-
-def others(model: LanguageModel) -> dict[str, Any]:
-    """Of a model with the same random features, with which memory was written."""
-    return randomise(copy.deepcopy(model).float(), 1).double().state_dict()
-
-
-def load_copies(model: LanguageModel) -> None:
-    model.load_state_dict(others(model))
-
-
-def load_tensors(model: LanguageModel) -> None:
-    model.load_state_dict(others(model), assign=True)
+def other(model: LanguageModel) -> Any:
+    """One with the same random features, with which memory was written."""
+    return randomise(copy.deepcopy(model).float(), 1).double()
 
 
 AT_ONCE: dict[str, Callable[[Any], object]] = {
@@ -60,9 +48,9 @@ AT_ONCE: dict[str, Callable[[Any], object]] = {
     "AdamW, for each": step(torch.optim.AdamW, foreach=True),
     "Adam": step(torch.optim.Adam),
     "SGD, fused": step(torch.optim.SGD, fused=True),
-    "in place": in_place,
-    "load_state_dict": load_copies,
-    "load_state_dict, assigned": load_tensors,
+    "in place": lambda model: nn.init.ones_(next(model.backbone.parameters())),
+    "load_state_dict": lambda model: model.load_state_dict(other(model).state_dict()),
+    "assigned": lambda model: model.load_state_dict(other(model).state_dict(), assign=True),
     "conversion": lambda model: model.float(),
 }
 
@@ -186,23 +174,6 @@ def swap(model: LanguageModel) -> None:
     model.backbone.dropout = nn.Softplus()
 
 
-def activation(model: LanguageModel) -> None:
-    for part in model.modules():
-        if hasattr(part, "activation"):
-            part.activation = torch.tanh
-
-
-def forward(model: LanguageModel) -> None:
-    layer = model.backbone.layers[-1]
-    original = layer.forward
-
-    def changed(*given: Any, **named: Any) -> Any:
-        output = original(*given, **named)
-        return 2 * output if isinstance(output, torch.Tensor) else (2 * output[0], *output[1:])
-
-    layer.forward = changed  # type: ignore[method-assign]
-
-
 def subclass(model: LanguageModel) -> None:
     for part in model.backbone.modules():
         if type(part) is nn.Linear:
@@ -214,23 +185,7 @@ class Halved(nn.Linear):
         return 0.5 * super().forward(x)
 
 
-def others_backbone(model: LanguageModel) -> nn.Module:
-    other = copy.deepcopy(model)
-    other.load_state_dict(others(model))
-    return other.backbone
-
-
-def another_backbone(model: LanguageModel) -> None:
-    model.backbone = others_backbone(model)
-
-
-def tables(model: LanguageModel) -> None:
-    """What copies of modules are turned into each other by."""
-    for part, other in zip(model.backbone.modules(), others_backbone(model).modules(), strict=True):
-        vars(part).update(vars(other))
-
-
-def hooks_in_a_new_table(model: LanguageModel) -> None:
+def new_tables_of_hooks(model: LanguageModel) -> None:
     for part in model.backbone.modules():
         part._forward_hooks = OrderedDict()
         if type(part) is nn.Linear:
@@ -244,29 +199,31 @@ def transposed(model: LanguageModel) -> None:
             parameter.data = parameter.data.mT
 
 
-LATER = (
-    swap,
-    activation,
-    forward,
-    subclass,
-    another_backbone,
-    tables,
-    hooks_in_a_new_table,
-    transposed,
-)
+LATER: dict[str, Callable[[Any], object]] = {
+    each.__name__: each for each in (swap, subclass, new_tables_of_hooks, transposed)
+} | {
+    "backbone": lambda model: setattr(model, "backbone", other(model).backbone),
+    "parameters": lambda model: [
+        vars(part).update(_parameters=its._parameters)
+        for part, its in zip(model.modules(), other(model).modules(), strict=True)
+    ],
+    "modules": lambda model: vars(model.backbone).update(_modules=other(model).backbone._modules),
+    "activation": lambda model: [*map(attribute, model.modules())],
+    "forward": lambda model: replaced_forward(model.backbone.layers[-1]),
+}
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("change", LATER)
 @some_cases
-def test_modules_that_are_put_in(case: Case, change: Callable[[LanguageModel], None]) -> None:
+def test_modules_that_are_put_in(case: Case, change: str) -> None:
     model = case.model()
     reader = model.reader()
     for tokens in (text(1, 4), text(1, 1), text(1, 2)):
         reader.read(tokens)
     memory = reader.memory
-    change(model)
-    equal_or_refused(model, reader, memory, change.__name__)
+    LATER[change](model)
+    equal_or_refused(model, reader, memory, change)
 
 
 def equal_or_refused(model: LanguageModel, reader: Any, memory: Any, what: str) -> None:
