@@ -18,7 +18,7 @@ from memspan.data.tokenizers.base import Tokenizer
 from memspan.distributed.processes import ALONE, Processes
 from memspan.errors import MemspanError, NonFiniteError, counted
 from memspan.memory import Memory
-from memspan.models.protocol import TokenModel, TokenReader
+from memspan.models.language_model import LanguageModel, Reader
 from memspan.nn import NOT_SCORED
 from memspan.precision import Precision
 from memspan.runs.run import Run, opened, options_of, precision_for, segment_for
@@ -255,7 +255,7 @@ def _writing(path: Path, rows: np.ndarray) -> Losses:
 
 
 def score_tokens(
-    model: TokenModel,
+    model: LanguageModel,
     tokens: np.ndarray,
     tokenizer: Tokenizer,
     *,
@@ -263,9 +263,9 @@ def score_tokens(
     altered: bool = False,
     batch_size: int = 1,
     segment_length: int = 128,
-    memory: dict[str, object] | None = None,
+    memory: dict[str, Any] | None = None,
     before: Memory | None = None,
-    reading: dict[str, object] | None = None,
+    reading: dict[str, Any] | None = None,
     precision: Precision | None = None,
     each: Losses | None = None,
     progress: Callable[[int], None] | None = None,
@@ -291,11 +291,9 @@ def score_tokens(
     rows = processes.rows(batch_size)
     # Sizes that the text does not allow are refused before memory is made for them.
     segments = evaluation_segments(tokens, batch_size, segment_length, document_starts)
-    # The architecture's own options have no static type.
-    of_its_own: Any = model
     if before is None:
-        before = of_its_own.initial_memory(rows.stop - rows.start, **memory)
-    reader = of_its_own.reader(before, precision=precision, **reading)
+        before = model.initial_memory(rows.stop - rows.start, **memory)
+    reader = model.reader(before, precision=precision, **reading)
     start = time.perf_counter()
     nats, scored = _read_all(reader, segments, rows, each, progress, processes)
     text = tokenizer.decode(tokens)
@@ -317,7 +315,7 @@ def score_tokens(
 
 
 def _read_all(
-    reader: TokenReader,
+    reader: Reader,
     segments: Iterable[Segment],
     rows: slice,
     each: Losses | None,

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from memspan.memory import Memory
 from memspan.models import LanguageModel
 from memspan.models.output import Output
-from memspan.models.protocol import MemoryReader, TokenModel
-from memspan.precision import Precision
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -38,11 +36,6 @@ class ParallelModel:
     def gradient_sync(self, enabled: bool) -> AbstractContextManager[object]:
         """Whether backward passes inside average gradients over processes or only accumulate them."""
         return nullcontext()
-
-    @property
-    def scored(self) -> TokenModel:
-        """The model as evaluation and generation use it."""
-        return self.model
 
 
 class ReplicatedModel(ParallelModel):
@@ -100,76 +93,28 @@ class ShardedModel(ParallelModel):
         from torch.distributed.fsdp import fully_shard
 
         super().__init__(model)
-        self._empty = model.initial_memory(1)
+        empty = model.initial_memory(1)
         for unit in model.units():
             fully_shard(unit, mesh=mesh)
         fully_shard(model, mesh=mesh)
+        model.register_forward_hook(_reshard_after_reading)
+
+        def initial_memory(batch_size: int) -> Memory:
+            return empty.select([0] * batch_size)
+
+        # What is made like a sharded weight would be sharded, too.
+        model.initial_memory = initial_memory  # type: ignore[assignment, method-assign]
 
     def gradient_sync(self, enabled: bool) -> AbstractContextManager[object]:
         module: Any = self.model
         module.set_requires_gradient_sync(enabled)
         return nullcontext()
 
-    @property
-    def scored(self) -> TokenModel:
-        return _ShardedTokenModel(self.model, self._empty)
 
-
-class _ShardedTokenModel:
-    """A sharded model for scoring and generating: whole passes, each run by all processes."""
-
-    def __init__(self, model: LanguageModel, empty: Memory) -> None:
-        self._model, self._empty = model, empty
-        self.parameters = model.parameters
-
-    def initial_memory(self, batch_size: int) -> Memory:
-        return self._empty.select([0] * batch_size)
-
-    def reader(
-        self,
-        memory: Memory | None = None,
-        batch_size: int = 1,
-        *,
-        precision: Precision | None = None,
-    ) -> _ShardedReader:
-        return _ShardedReader(self, memory or self.initial_memory(batch_size), precision)
-
-    @torch.no_grad()
-    def __call__(
-        self,
-        tokens: Tensor,
-        memory: Memory,
-        *,
-        targets: Tensor | None = None,
-        starts: Tensor | None = None,
-    ) -> Output:
-        output: Output = self._model(tokens, memory, targets=targets, starts=starts)
-        # Otherwise the outermost parameters stay gathered, for a backward pass that never comes.
-        module: Any = self._model
-        module.reshard()
-        return output
-
-
-class _ShardedReader(MemoryReader[Memory]):
-    """Like :class:`memspan.models.Reader`, but without state besides the memory."""
-
-    def __init__(
-        self, model: _ShardedTokenModel, memory: Memory, precision: Precision | None
-    ) -> None:
-        super().__init__(memory)
-        self._model, self._precision = model, precision
-        self.device = memory.tokens_seen.device
-
-    def read(
-        self, tokens: Tensor, *, targets: Tensor | None = None, starts: Tensor | None = None
-    ) -> Tensor:
-        precision = self._precision
-        with precision.applied(self.device) if precision else nullcontext():
-            output = self._model(tokens, self.memory, targets=targets, starts=starts)
-        self.memory = output.memory
-        result = output.logits if targets is None else output.losses
-        assert result is not None
-        return result
+def _reshard_after_reading(model: Any, *_: object) -> None:
+    """Otherwise the outermost parameters stay gathered, for a backward pass that never comes."""
+    if not torch.is_grad_enabled():
+        model.reshard()
 
 
 def parallel_model(model: LanguageModel, kind: Parallel, mesh: DeviceMesh | None) -> ParallelModel:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from memspan.errors import NonFiniteError
-from memspan.models.protocol import TokenReader
+from memspan.models.language_model import Reader
 from memspan.sampling import Sampling
 
 
@@ -46,7 +46,7 @@ def draw(p: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def draw_tokens(
-    reader: TokenReader, logits: Tensor, n_tokens: int, sampling: Sampling
+    reader: Reader, logits: Tensor, n_tokens: int, sampling: Sampling
 ) -> Iterator[tuple[list[int], Tensor]]:
     """Draw ``n_tokens`` tokens for every row, and yield each step's ids and the logits ``[B, V]`` that
     they were drawn from, on the CPU. ``logits``: ``[B, V]`` after the prompt.

@@ -15,7 +15,7 @@ from memspan.data.tokenizers.base import StreamDecoder, Tokenizer, bytes_of
 from memspan.errors import MemspanError, counted
 from memspan.generation.drawing import draw_tokens
 from memspan.memory import Memory, concatenate
-from memspan.models.protocol import TokenReader
+from memspan.models.language_model import Reader
 from memspan.models.sizes import refuse_oversized
 from memspan.precision import Precision
 from memspan.runs.run import Run, opened, options_of, precision_for, segment_for
@@ -152,7 +152,7 @@ class Writer:
         )
         memory = _memory(run, memory, empty, len(prompts))
 
-        def reader(memory: Memory) -> TokenReader:
+        def reader(memory: Memory) -> Reader:
             return model.reader(memory, precision=precision, **reading)
 
         segment_length = segment_for(run, memory, sizes, reading)
@@ -247,7 +247,7 @@ def _memory(run: Run, given: Memory | str | Path | None, empty: Memory, n_prompt
 def _read(
     tokenizer: Tokenizer,
     prompts: list[Prompt],
-    reader: Callable[[Memory], TokenReader],
+    reader: Callable[[Memory], Reader],
     memory: Memory,
     segment_length: int,
 ) -> tuple[Tensor, Memory, list[int]]:
@@ -280,7 +280,7 @@ def _encoded(tokenizer: Tokenizer, prompt: Prompt) -> Iterator[np.ndarray]:
 
 
 def read_prompt(
-    reader: TokenReader, prompt: Iterable[np.ndarray], segment_length: int
+    reader: Reader, prompt: Iterable[np.ndarray], segment_length: int
 ) -> tuple[Tensor, int]:
     """Read a prompt of any length in segments of ``segment_length`` tokens, into the one row of
     ``reader``; returns the logits ``[1, V]`` after its last token, and that token.
@@ -309,7 +309,7 @@ def _segments(pieces: Iterable[np.ndarray], length: int) -> Iterator[np.ndarray]
 
 
 def _read_together(
-    reader_of: Callable[[Memory], TokenReader],
+    reader_of: Callable[[Memory], Reader],
     memory: Memory,
     prompts: list[np.ndarray],
     length: int,

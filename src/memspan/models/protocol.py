@@ -21,13 +21,12 @@ from memspan.errors import MemspanError, counted
 from memspan.memory import Memory
 from memspan.models.inputs import check_memory, check_step, check_vectors
 from memspan.models.options import BackboneConfig
-from memspan.models.output import BackboneOutput, Output
+from memspan.models.output import BackboneOutput
 from memspan.models.packing import Schema, is_exactly
 from memspan.models.recomputation import recomputed
 from memspan.models.segments import Padding, read_in_pieces
 from memspan.models.sizes import refuse_oversized_model
 from memspan.ops.implementations import refuse_unknown_implementation
-from memspan.precision import Precision
 from memspan.trees import constant
 
 M = TypeVar("M", bound=Memory)
@@ -36,8 +35,8 @@ M_co = TypeVar("M_co", bound=Memory, covariant=True)
 
 
 @runtime_checkable
-class Streams(Protocol[M_co]):
-    """Rows of which each is a position in a stream of its own."""
+class BackboneReader(Protocol[M_co]):
+    """A position in a stream of vectors; its results equal the backbone's in evaluation mode."""
 
     @property
     def memory(self) -> M_co:
@@ -49,11 +48,6 @@ class Streams(Protocol[M_co]):
     def reset(self, mask: Tensor | list[bool]) -> None: ...
 
     def replace(self, rows: Tensor | list[int], memory: Memory) -> None: ...
-
-
-@runtime_checkable
-class BackboneReader(Streams[M_co], Protocol[M_co]):
-    """A position in a stream of vectors; its results equal the backbone's in evaluation mode."""
 
     def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
         """``[B, T, D] -> [B, T, D]``, the backbone's output; the reader then stands after ``x``.
@@ -76,52 +70,6 @@ class BackboneReader(Streams[M_co], Protocol[M_co]):
             MemspanError: ``x`` is not as described in :meth:`read`. Either way the reader stays as it
                 was.
         """
-        ...
-
-
-@runtime_checkable
-class TokenReader(Streams[Memory], Protocol):
-    """A position in a stream of tokens, such as :class:`memspan.models.Reader`."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where tokens are read."""
-        ...
-
-    def read(
-        self, tokens: Tensor, *, targets: Tensor | None = None, starts: Tensor | None = None
-    ) -> Tensor:
-        """Logits ``[B, T, V]`` of ``tokens [B, T]``, or with ``targets`` losses ``[B, T]`` in nats."""
-        ...
-
-
-@runtime_checkable
-class TokenModel(Protocol):
-    """A :class:`memspan.models.LanguageModel`, or one whose parameters several processes share."""
-
-    def __call__(
-        self,
-        tokens: Tensor,
-        memory: Memory,
-        *,
-        targets: Tensor | None = None,
-        starts: Tensor | None = None,
-    ) -> Output:
-        """Read a segment."""
-        ...
-
-    def initial_memory(self, batch_size: int) -> Memory:
-        """A memory before the first token."""
-        ...
-
-    def reader(
-        self,
-        memory: Memory | None = None,
-        batch_size: int = 1,
-        *,
-        precision: Precision | None = None,
-    ) -> TokenReader:
-        """Read on from ``memory`` without gradients."""
         ...
 
 

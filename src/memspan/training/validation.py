@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +16,6 @@ from memspan.distributed.processes import ALONE
 from memspan.evaluation import Scores, score_tokens
 from memspan.generation.drawing import draw_tokens
 from memspan.generation.writer import read_prompt
-from memspan.models.language_model import LanguageModel
 from memspan.sampling import Sampling
 from memspan.training.state import TrainingState
 
@@ -62,7 +60,7 @@ class Validation:
                 firsts if document_starts is None else np.union1d(firsts, document_starts)
             )
         return score_tokens(
-            state.parallel.scored,
+            state.model,
             tokens,
             state.prepared.tokenizer,
             document_starts=document_starts,
@@ -85,15 +83,13 @@ class Validation:
         """Text that the model writes after :meth:`prompt`, always with the same random numbers."""
         state = self.state
         state.model.eval()
-        scored, options = state.parallel.scored, state.config.train
+        length = state.config.train.segment_length
         # With sharded parameters the reader does not take options.
-        writing: dict[str, Any] = {}
-        if isinstance(scored, LanguageModel):
-            writing = state.config.model.writing_options(options.segment_length)
-        reader = scored.reader(batch_size=1, precision=self.precision, **writing)
+        writing = {} if state.parallel.sharded else state.config.model.writing_options(length)
+        reader = state.model.reader(batch_size=1, precision=self.precision, **writing)
         tokenizer = state.prepared.tokenizer
         decoder = StreamDecoder(tokenizer)
-        logits, _ = read_prompt(reader, [tokenizer.encode(self.prompt())], options.segment_length)
+        logits, _ = read_prompt(reader, [tokenizer.encode(self.prompt())], length)
         drawn = draw_tokens(reader, logits, n_tokens, Sampling(min_p=MIN_P, seed=1))
         return "".join(decoder.push(ids[0]) for ids, _ in drawn)
 
@@ -106,8 +102,8 @@ class Validation:
         batch_size = min(options.batch_size, len(tokens))
         segment_length = min(options.segment_length, len(tokens))
         segments = evaluation_segments(tokens, batch_size, segment_length, document_starts)
-        scored, every_row = state.parallel.scored, slice(0, batch_size)
-        reader = scored.reader(batch_size=batch_size, precision=self.precision)
+        every_row = slice(0, batch_size)
+        reader = state.model.reader(batch_size=batch_size, precision=self.precision)
         *before, last = [
             segment.part(every_row, state.device)
             for segment in islice(segments, STATISTICS_SEGMENTS)
@@ -115,5 +111,5 @@ class Validation:
         for segment in before:
             reader.read(segment.inputs, starts=segment.starts)
         with self.precision.applied(state.device):
-            output = scored(last.inputs, reader.memory, starts=last.starts)
+            output = state.model(last.inputs, reader.memory, starts=last.starts)
         return output.statistics
