@@ -63,6 +63,7 @@ def fields(memory: Memory) -> dict[str, Tensor]:
 def assert_memories_equal(a: Memory, b: Memory, tolerance: float = 0.0) -> None:
     assert type(a) is type(b)
     for name, tensor in fields(a).items():
+        assert tolerance or tensor.dtype == fields(b)[name].dtype, name
         if tensor.is_floating_point():
             assert_same(tensor, fields(b)[name], tolerance, name)
         else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from architectures import CASES, ONE_OF_EACH, Case
 from golden import assert_same
-from memspan.errors import MemspanError, NonFiniteError
+from memspan.errors import NonFiniteError
 from memspan.memory import Memory, concatenate
 from memspan.models import FastWeights
 from readings import assert_memories_equal, every_case, fields, some_memory, text
@@ -90,26 +89,6 @@ def test_what_is_not_finite_is_named_and_others_go_on(name: str) -> None:
     assert reader.memory.tokens_seen.tolist() == [8, 3, 3, 8]
     # What overflows a sum is finite.
     reader.step(torch.full((ROWS, 8), 1e37, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("name", ONE_OF_EACH.values())
-def test_mistakes_are_one_line_and_change_nothing(name: str) -> None:
-    model, x = CASES[name].shared_model(), observations(CASES[name])
-    reader = model.backbone.reader(None, ROWS)
-    reader.step(x[0])
-    before = reader.memory
-    for wrong, said in (
-        (x[0, :3], "tensor [4, 8] on cpu, not a tensor of float64 [3, 8]"),
-        (x[0, :, 1:], "not a tensor of float64 [4, 7] on cpu"),
-        (x[0][:, None], "not a tensor of float64 [4, 1, 8] on cpu"),
-        (x[0].float(), "not a tensor of float32 [4, 8] on cpu"),
-        (x[0].numpy(), "not a ndarray"),
-        (x[0].to("meta"), "[4, 8] on meta"),
-    ):
-        with pytest.raises(MemspanError, match=re.escape(said)) as caught:
-            reader.step(wrong)
-        assert "\n" not in str(caught.value)
-    assert_memories_equal(reader.memory, before)
 
 
 @pytest.mark.gradients(recorded=True)

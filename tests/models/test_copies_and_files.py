@@ -69,16 +69,12 @@ def _assigned(model: LanguageModel) -> LanguageModel:
     return model
 
 
-def _converted(model: LanguageModel) -> LanguageModel:
-    return model.float().double()
-
-
 WAYS = {
     "deepcopy": copy.deepcopy,
     "file": _in_a_file,
     "filled": _filled,
     "assigned": _assigned,
-    "converted": _converted,
+    "converted": lambda model: model.float().double(),
 }
 
 

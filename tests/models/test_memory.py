@@ -17,6 +17,7 @@ from memspan.errors import MemspanError
 from memspan.files.tensors import save_tensors
 from memspan.memory import Memory, concatenate
 from memspan.models import TransformerXLMemory
+from readings import assert_memories_equal, fields
 
 FINGERPRINT = "f" * 64
 
@@ -35,24 +36,12 @@ def memory(batch: int = 3) -> TransformerXLMemory:
     )
 
 
-def fields(m: Memory) -> dict[str, Tensor]:
-    return {f.name: getattr(m, f.name) for f in dataclasses.fields(m)}
-
-
-def assert_equal(a: Memory, b: Memory) -> None:
-    assert type(a) is type(b)
-    for name, tensor in fields(a).items():
-        other = fields(b)[name]
-        assert tensor.dtype == other.dtype, name
-        assert torch.equal(tensor, other), name
-
-
 def test_map_reaches_every_field() -> None:
     m = memory()
     doubled = m.map(lambda t: t * 2)
     for name, tensor in fields(m).items():
         assert torch.equal(fields(doubled)[name], 2 * tensor), name
-    assert_equal(m, memory())
+    assert_memories_equal(m, memory())
     with pytest.raises(dataclasses.FrozenInstanceError):
         m.hidden = torch.zeros(1)  # type: ignore[misc]
 
@@ -68,12 +57,12 @@ def test_rows_are_picked_as_of_a_tensor() -> None:
         (torch.tensor([True, False, True]), [0, 2]),
     ):
         picked = m[rows]
-        assert_equal(picked, m.select(same))
+        assert_memories_equal(picked, m.select(same))
         for name, tensor in fields(m).items():
             assert torch.equal(fields(picked)[name], tensor[same]), name
     assert len(m) == 3
-    assert_equal(concatenate(m), m)
-    assert_equal(concatenate([m[1:], m[:1], m[[]]]), m.select([1, 2, 0]))
+    assert_memories_equal(concatenate(m), m)
+    assert_memories_equal(concatenate([m[1:], m[:1], m[[]]]), m.select([1, 2, 0]))
     with pytest.raises(IndexError):
         m[3]
 
@@ -114,10 +103,10 @@ def test_to_converts_floats_only() -> None:
     m = memory().to(dtype=torch.float64)
     assert m.hidden.dtype == torch.float64
     assert m.length.dtype == m.tokens_seen.dtype == torch.int64
-    assert_equal(memory().to(torch.float64), m)
-    assert_equal(memory().to("cpu", torch.bfloat16), memory().to(torch.bfloat16))
+    assert_memories_equal(memory().to(torch.float64), m)
+    assert_memories_equal(memory().to("cpu", torch.bfloat16), memory().to(torch.bfloat16))
     assert {t.device.type for t in fields(memory().to("meta")).values()} == {"meta"}
-    assert_equal(memory().to(), memory())
+    assert_memories_equal(memory().to(), memory())
 
 
 def test_select_and_reset_give_new_tensors() -> None:
@@ -135,13 +124,13 @@ def test_reset_empties_the_marked_rows(mask: list[bool] | Tensor) -> None:
     after = before.reset(mask)
     for tensor in fields(after).values():
         assert not tensor[0].any()
-    assert_equal(after.select([1, 2]), memory().select([1, 2]))
+    assert_memories_equal(after.select([1, 2]), memory().select([1, 2]))
     assert before.tokens_seen.tolist() == [7, 2, 0]
     after.hidden.sum().backward()
     assert before.hidden.grad.flatten(1).unique(dim=1).tolist() == [[0], [1], [1]]
     assert not after.detach().hidden.requires_grad
     none = memory().select([])
-    assert_equal(none.reset([]), none)
+    assert_memories_equal(none.reset([]), none)
 
 
 # ----- Files
@@ -152,7 +141,7 @@ def test_reset_empties_the_marked_rows(mask: list[bool] | Tensor) -> None:
 def test_save_and_load(tmp_path: Path, dtype: torch.dtype, kind: type) -> None:
     path = tmp_path / "folder" / "book.memory"
     memory().to(dtype).save(kind(path), FINGERPRINT)
-    assert_equal(TransformerXLMemory.load(kind(path), FINGERPRINT), memory().to(dtype))
+    assert_memories_equal(TransformerXLMemory.load(kind(path), FINGERPRINT), memory().to(dtype))
     assert [p.name for p in path.parent.iterdir()] == ["book.memory"]
 
 
@@ -162,7 +151,7 @@ def test_save_takes_views_aliases_and_gradients(tmp_path: Path) -> None:
     hidden = torch.randn(4, 2, 4, 3, requires_grad=True)[::2].transpose(2, 3)
     m = TransformerXLMemory(tokens_seen=counts, hidden=hidden, length=counts)
     m.save(tmp_path / "m", FINGERPRINT)
-    assert_equal(TransformerXLMemory.load(tmp_path / "m", FINGERPRINT), m.detach())
+    assert_memories_equal(TransformerXLMemory.load(tmp_path / "m", FINGERPRINT), m.detach())
 
 
 def test_save_replaces_and_survives_a_full_disk(
@@ -179,7 +168,7 @@ def test_save_replaces_and_survives_a_full_disk(
     with pytest.raises(MemspanError, match="No space left"):
         memory().save(path, FINGERPRINT)
     assert [p.name for p in tmp_path.iterdir()] == ["m"]
-    assert_equal(TransformerXLMemory.load(path, FINGERPRINT), memory(2))
+    assert_memories_equal(TransformerXLMemory.load(path, FINGERPRINT), memory(2))
 
 
 def test_save_overwrites_memories_only(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import torch
 from architectures import CASES, ONE_OF_EACH, VOCABULARY
 from memspan.errors import MemspanError
 from memspan.models import LanguageModel, LSTMConfig
+from readings import assert_memories_equal
 
 pytestmark = pytest.mark.hardening
 TOKENS = torch.arange(6).view(2, 3)
@@ -92,9 +93,19 @@ def test_vectors_and_memories(name: str) -> None:
     ):
         refused(said, partial(backbone, wrong, memory))
         refused(said.replace("rows", "2"), partial(vectors.read, wrong))
+    for wrong, said in (
+        (x[:1, 0], f"tensor [2, {d}] on cpu, not a tensor of float64 [1, {d}]"),
+        (x[:, 0, 1:], f"not a tensor of float64 [2, {d - 1}] on cpu"),
+        (x, f"not a tensor of float64 [2, 3, {d}] on cpu"),
+        (x[:, 0].float(), f"not a tensor of float32 [2, {d}] on cpu"),
+        (x[:, 0].numpy(), "not a ndarray"),
+        (x[:, 0].to("meta"), f"[2, {d}] on meta"),
+    ):
+        refused(said, partial(vectors.step, wrong))
     refused("the memory has 2 rows and the input has 1", partial(backbone, x[:1], memory))
     refused("float64 [1, 3, ", partial(vectors.read, x[:1]))
     refused("starts must be a tensor of bool [2, 3]", partial(vectors.read, x, x[:, 0, 0] > 0))
+    assert_memories_equal(vectors.memory, memory)
 
     kind = type(memory)
     wide = dataclasses.replace(CASES[name].backbone, d_model=12, n_layers=3)
