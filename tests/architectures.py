@@ -27,6 +27,7 @@ from memspan.models.transformer.config import TransformerConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig
 
 VOCABULARY = 11
+SMALL: dict[str, Any] = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12}
 
 
 @dataclass(frozen=True)
@@ -106,8 +107,7 @@ def randomise(model: LanguageModel, seed: int = 0) -> LanguageModel:
 
 def transformer_xl(embedding: EmbeddingConfig | None = None, **options: Any) -> Case:
     """Transformer-XL: only a fixed span makes reading independent of cuts."""
-    small = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12, "memory_length": 5}
-    config = TransformerXLConfig(**small | options)
+    config = TransformerXLConfig(**SMALL | {"memory_length": 5} | options)
     fixed = config.attention_span == "fixed"
     reach = config.memory_length - fixed
     return Case(
@@ -123,9 +123,8 @@ def transformer_xl(embedding: EmbeddingConfig | None = None, **options: Any) -> 
 
 def compressive(embedding: EmbeddingConfig | None = None, **options: Any) -> Case:
     """Compressive Transformer: where slots stand depends on the number of tokens only."""
-    small = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12}
     sizes = {"memory_length": 5, "compressed_length": 3, "compression_rate": 2}
-    config = CompressiveConfig(**small | sizes | options)
+    config = CompressiveConfig(**SMALL | sizes | options)
     return Case(
         config,
         cut_invariant=False,
@@ -144,26 +143,14 @@ def compressive(embedding: EmbeddingConfig | None = None, **options: Any) -> Cas
     )
 
 
-def fast_weights(embedding: EmbeddingConfig | None = None, **options: Any) -> Case:
-    """Fast weights: cuts never matter."""
-    small = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12, "chunk_size": 4}
-    config = FastWeightsConfig(**small | options)
-    return Case(config, cut_invariant=True, embedding=embedding or EmbeddingConfig())
+def whole(kind: Any, embedding: EmbeddingConfig | None = None, **options: Any) -> Case:
+    """An architecture whose reading no cut changes."""
+    return Case(kind(**SMALL | options), True, embedding=embedding or EmbeddingConfig())
 
 
-def gated_delta_net(embedding: EmbeddingConfig | None = None, **options: Any) -> Case:
-    """Gated DeltaNet: cuts never matter."""
-    small = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12, "chunk_size": 4}
-    config = GatedDeltaNetConfig(**small | options)
-    return Case(config, cut_invariant=True, embedding=embedding or EmbeddingConfig())
-
-
-def feedback(embedding: EmbeddingConfig | None = None, **options: Any) -> Case:
-    """Feedback Transformer: it reads token by token, so cuts never matter."""
-    small = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12, "memory_length": 5}
-    config = FeedbackConfig(**small | options)
-    return Case(config, cut_invariant=True, embedding=embedding or EmbeddingConfig())
-
+fast_weights = functools.partial(whole, FastWeightsConfig, chunk_size=4)
+gated_delta_net = functools.partial(whole, GatedDeltaNetConfig, chunk_size=4)
+feedback = functools.partial(whole, FeedbackConfig, memory_length=5)
 
 ADAPTIVE = EmbeddingConfig(cutoffs=(3, 6), div_val=2, d_embed=6)
 UNTIED = EmbeddingConfig(tie=False, scale=False)
@@ -245,7 +232,7 @@ CASES: dict[str, Case] = {
     "feedback-shortest": feedback(n_layers=1, memory_length=2),
     "lstm": Case(LSTMConfig(n_layers=2, d_model=8), cut_invariant=True),
     "transformer": Case(
-        TransformerConfig(n_layers=2, d_model=8, n_heads=2, d_ff=12),
+        TransformerConfig(**SMALL),
         cut_invariant=False,
         forgets_segments=True,
     ),
