@@ -136,24 +136,6 @@ def test_padding_may_hold_anything(case: Case, padding: Padding) -> None:
 
 
 @every_case
-@given(where=boundaries().filter(lambda w: w["starts"] is not None and w["lengths"] is None))
-@torch.no_grad()
-def test_readers_know_documents(case: Case, where: dict[str, Any]) -> None:
-    """A reader gives what the model gives, before and after a segment with documents."""
-    model = case.shared_model()
-    memory = some_memory(model, ROWS)
-    reader = model.reader(memory)
-    plain, tokens, after = text(ROWS, 3, 7), text(ROWS, LENGTH, 5), text(ROWS, 1, 8)
-    out = model(plain, memory)
-    assert_same(reader.read(plain), out.logits, 1e-9, "logits before")
-    out = model(tokens, out.memory, starts=where["starts"])
-    assert_same(reader.read(tokens, starts=where["starts"]), out.logits, 1e-9, "logits")
-    assert_memories_equal(reader.memory, out.memory, 1e-9)
-    out = model(after, out.memory)
-    assert_same(reader.read(after), out.logits, 1e-9, "logits after")
-
-
-@every_case
 @torch.no_grad()
 def test_nothing_to_read(case: Case) -> None:
     """No tokens, or no rows: an empty result, no loss, and the same memory."""

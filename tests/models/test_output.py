@@ -10,25 +10,17 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from architectures import CASES, VOCABULARY
+from architectures import CASES, VOCABULARY, compressive
 from memspan.errors import MemspanError
 from memspan.models import MODELS, LanguageModel
-from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.options import EmbeddingConfig
 from readings import text
-
-
-def model_with(embedding: EmbeddingConfig | None = None) -> LanguageModel:
-    torch.manual_seed(0)
-    small = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12}
-    sizes = {"memory_length": 4, "compressed_length": 3, "compression_rate": 2}
-    return LanguageModel(VOCABULARY, CompressiveConfig(**small, **sizes), embedding).double()
 
 
 @pytest.mark.parametrize("cutoffs", [(), (3, 6)])
 def test_what_is_not_scored(cutoffs: tuple[int, ...]) -> None:
     """Targets of -100 and padding: loss 0, no gradient, and no share in the mean."""
-    model = model_with(EmbeddingConfig(cutoffs=cutoffs, div_val=2 if cutoffs else 1))
+    model = compressive(EmbeddingConfig(cutoffs=cutoffs, div_val=2 if cutoffs else 1)).model()
     tokens, targets = text(3, 8), text(3, 8, 1)
     full = model(tokens, targets=targets)
     assert full.n_scored == 24
@@ -46,7 +38,7 @@ def test_what_is_not_scored(cutoffs: tuple[int, ...]) -> None:
 
 def test_nothing_scored_is_no_loss() -> None:
     """As where a process has padding alone: finite, and nothing but the auxiliary loss."""
-    model = model_with()
+    model = compressive().model()
     memory = model(text(2, 9), targets=text(2, 9)).memory
     out = model(text(2, 8), memory, targets=torch.full((2, 8), -100))
     assert out.n_scored == 0
@@ -55,7 +47,7 @@ def test_nothing_scored_is_no_loss() -> None:
 
 def test_no_targets_no_loss() -> None:
     with pytest.raises(MemspanError, match="no loss without targets"):
-        _ = model_with()(text(1, 2)).loss
+        _ = compressive().model()(text(1, 2)).loss
 
 
 @pytest.mark.parametrize("kind", MODELS.values(), ids=MODELS)

@@ -39,7 +39,8 @@ def test_reader_equals_model(
     data: st.DataObject,
     carried: bool,
 ) -> None:
-    """The same logits, losses and memory, however many tokens per call and however old the rows."""
+    """The same logits, losses and memory, however many tokens per call, however old the rows, and
+    wherever documents begin."""
     tokens, lengths = drawn
     model, tol = case.shared_model(dtype), TOLERANCE[dtype]
     memory = some_memory(model, len(tokens)) if carried else model.initial_memory(len(tokens))
@@ -47,7 +48,10 @@ def test_reader_equals_model(
     for segment in tokens.split(lengths, 1):
         scored = data.draw(st.booleans(), label="score")
         targets = (segment + 1) % VOCABULARY if scored else None
-        out, ours = model(segment, memory, targets=targets), reader.read(segment, targets=targets)
+        seed = data.draw(st.none() | seeds, label="documents")
+        starts = None if seed is None else text(*segment.shape, seed) < 2
+        out = model(segment, memory, targets=targets, starts=starts)
+        ours = reader.read(segment, targets=targets, starts=starts)
         assert_same(ours, out.losses if scored else out.logits, tol, "losses or logits")
         memory = out.memory
         assert_memories_equal(reader.memory, memory, tol)
