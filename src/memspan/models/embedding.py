@@ -107,18 +107,12 @@ class Head(nn.Module):
             t if config.tie else nn.Parameter(torch.empty(t.shape)) for t in embedding.tables
         )
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(len(t))) for t in self.tables)
-        tied = {
-            "none": [False] * n_clusters,
-            "all": [True] * n_clusters,
-            "all-but-first": [False] + [True] * (n_clusters - 1),
-        }[config.tie_projections]
+        first_tied = {"none": n_clusters, "all-but-first": 1, "all": 0}[config.tie_projections]
         self.projected, self.projections = embedding.projected, nn.ParameterList()
-        if self.projected:
-            for i in range(n_clusters):
-                source = embedding.projections[i if self.by_cluster else 0]
-                self.projections.append(
-                    source if tied[i] else nn.Parameter(torch.empty(source.shape))
-                )
+        for i in range(n_clusters if self.projected else 0):
+            source = embedding.projections[i if self.by_cluster else 0]
+            tied = i >= first_tied
+            self.projections.append(source if tied else nn.Parameter(torch.empty(source.shape)))
         if n_clusters > 1:
             width = self.tables[0].shape[1]
             self.cluster_weight = nn.Parameter(torch.empty(n_clusters - 1, width))

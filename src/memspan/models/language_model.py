@@ -22,11 +22,7 @@ from memspan.models.inputs import check_tokens, outside
 from memspan.models.options import BackboneConfig, EmbeddingConfig, check_parts
 from memspan.models.output import BackboneOutput, Output
 from memspan.models.packing import Watch, is_itself
-from memspan.models.protocol import (
-    Backbone,
-    MemoryReader,
-    not_copied,
-)
+from memspan.models.protocol import Backbone, MemoryReader, not_copied
 from memspan.models.segments import Padding, padding_mask
 from memspan.models.sizes import refuse_impossible, refuse_oversized, refuse_oversized_model
 from memspan.nn import NOT_SCORED, dropout_layer, known

@@ -216,8 +216,7 @@ class EmbeddingConfig:
     def __post_init__(self) -> None:
         check_types(self)
         probability(self, "output_dropout")
-        at_least(1, self, "div_val")
-        at_least(1, self, "d_embed")
+        at_least(1, self, "div_val", "d_embed")
         if list(self.cutoffs) != sorted(set(self.cutoffs)) or any(c < 1 for c in self.cutoffs):
             raise MemspanError(
                 f"cutoffs must be positive and increasing, not {list(self.cutoffs)}: "
