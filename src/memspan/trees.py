@@ -82,9 +82,10 @@ class LayerMemory:
     @classmethod
     def zeros(cls, weight: Tensor, rows: int, sizes: Mapping[str, tuple[int, ...]]) -> Self:
         """An empty memory with fields of these ``sizes`` per row, on the device and of the type of
-        ``weight``, but at least float32."""
-        dtype = torch.promote_types(weight.dtype, torch.float32)
-        return cls(**{n: weight.new_zeros(rows, *size, dtype=dtype) for n, size in sizes.items()})
+        ``weight``, but at least float32; a field of size ``()`` is int64."""
+        kinds = torch.int64, torch.promote_types(weight.dtype, torch.float32)
+        fields = {n: weight.new_zeros(rows, *s, dtype=kinds[bool(s)]) for n, s in sizes.items()}
+        return cls(**fields)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """The memory with ``function`` applied to every field."""

@@ -164,13 +164,8 @@ class Backbone(nn.Module, Generic[M]):
         An architecture's own may have more arguments; those that evaluation may change are named in
         ``config.memory_options``.
         """
-        weight = next(self.parameters())
-        types = torch.long, torch.promote_types(weight.dtype, torch.float32)
-        fields: dict[str, Any] = {
-            name: weight.new_zeros(batch_size, *size, dtype=types[bool(size)])  # type: ignore[arg-type]
-            for name, size in {"tokens_seen": (), **self.row_sizes()}.items()
-        }
-        return self.memory_type(**fields)
+        sizes: Any = {"tokens_seen": (), **self.row_sizes()}
+        return self.memory_type.zeros(next(self.parameters()), batch_size, sizes)
 
     def row_sizes(self) -> Mapping[str, tuple[int | None, ...]]:
         """The sizes of one row of memory's fields (None: any), ``()`` for integers. What is not named
