@@ -18,7 +18,7 @@ from architectures import VOCABULARY, Case
 from golden import assert_same
 from memspan.memory import Memory
 from memspan.models import LanguageModel
-from memspan.models.segments import Padding, move_left, move_right, padding_mask
+from memspan.models.segments import Padding, padding_mask
 from readings import assert_memories_equal, every_case, rows_of, some_memory, text
 
 ROWS, LENGTH = 3, 9
@@ -161,12 +161,3 @@ def test_nothing_to_read(case: Case) -> None:
             assert reader.read(read, targets=read, **where).shape == read.shape
         for after in (scored.memory, out.memory, reader.memory):
             assert_memories_equal(after, before)
-
-
-def test_padding_moves_from_side_to_side() -> None:
-    """Left padding moved to the right and back again."""
-    x, lengths = torch.arange(8).view(2, 4), torch.tensor([1, 3])
-    moved = move_left(x, lengths)
-    assert moved.tolist() == [[3, 0, 1, 2], [5, 6, 7, 4]]
-    assert torch.equal(move_right(moved, lengths), x)
-    assert padding_mask(lengths, 4, "left").tolist() == [[False] * 3 + [True], [False] + [True] * 3]

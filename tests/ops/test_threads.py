@@ -26,27 +26,20 @@ def _three_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
 
 
-def test_shares_run_at_once() -> None:
-    read, all_here = [], threading.Barrier(3, timeout=60)
+@pytest.mark.parametrize(
+    ("least", "shares"), [(1, [(0, 2), (2, 4), (4, 7)]), (3, [(0, 3), (3, 7)])]
+)
+def test_shares_run_at_once(least: int, shares: list[tuple[int, int]]) -> None:
+    """Each has the least number of items."""
+    read, all_here = [], threading.Barrier(len(shares), timeout=60)
 
     def run(given: str, first: c_long, end: c_long) -> int:
         all_here.wait()
-        read.append((given, first.value, end.value))
-        return 1
-
-    in_shares(run, ("given",), 7, 7)
-    assert sorted(read) == [("given", 0, 2), ("given", 2, 4), ("given", 4, 7)]
-
-
-def test_shares_have_enough_items() -> None:
-    read = []
-
-    def run(first: c_long, end: c_long) -> int:
         read.append((first.value, end.value))
-        return 1
+        return int(given == "given")
 
-    in_shares(run, (), 7, 7, least=3)
-    assert sorted(read) == [(0, 3), (3, 7)]
+    in_shares(run, ("given",), 7, 7, least)
+    assert sorted(read) == shares
 
 
 def test_an_interrupt_while_waiting_waits_on() -> None:
