@@ -12,13 +12,7 @@ from torch import Tensor
 
 from architectures import CASES, Case
 from golden import assert_same
-from readings import (
-    assert_memories_equal,
-    every_case,
-    fields,
-    read,
-    text,
-)
+from readings import assert_memories_equal, every_case, fields, read, text
 
 pytestmark = pytest.mark.gradients(recorded=False)
 gradients = pytest.mark.gradients

@@ -18,12 +18,7 @@ from memspan.errors import MemspanError
 from memspan.models import LanguageModel
 from memspan.models.embedding import tied_names
 from memspan.runs.checkpoint_files import weights_of
-from readings import (
-    assert_memories_equal,
-    every_case,
-    some_memory,
-    text,
-)
+from readings import assert_memories_equal, every_case, some_memory, text
 
 pytestmark = pytest.mark.gradients(recorded=False)
 
