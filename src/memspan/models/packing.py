@@ -57,7 +57,7 @@ STACK = r"""
 class Part(NamedTuple):
     """A module as a kernel knows it, without those within."""
 
-    kind: type[nn.Module]
+    kind: type
     parameters: dict[str, object]
     """Their sizes."""
     buffers: dict[str, object]
