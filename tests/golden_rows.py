@@ -5,16 +5,37 @@ The maps are those of :mod:`memspan.converters`; here they must be complete in b
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from golden import Golden, assert_same
 from memspan.converters.names import Get, Names, Rows
-from memspan.models import LanguageModel
+from memspan.models import EmbeddingConfig, LanguageModel
 
 OUTPUT = {torch.float64: 1e-9, torch.float32: 5e-5}
 GRADIENT = {torch.float64: 1e-9, torch.float32: 1e-3}
 PREFIX = {torch.float64: "f64", torch.float32: "f32"}
+
+
+def labml_model(g: Golden, kind: Any, **sizes: int) -> LanguageModel:
+    """labml's options as those of an architecture with learned positions."""
+    c = g.config
+    slots = c["mem_len"] + sizes.get("compressed_length", 0)
+    config = kind(
+        n_layers=c["n_layers"],
+        d_model=c["d_model"],
+        n_heads=c["heads"],
+        d_ff=c["d_ff"],
+        memory_length=c["mem_len"],
+        positions="learned",
+        max_distance=max(c["P"] + 1, slots + max(c["segments"])),
+        attention_bias=True,
+        **sizes,
+    )
+    return LanguageModel(c["n_tokens"], config, EmbeddingConfig(tie=False, scale=False))
+
 
 # ----- Writing parameters, reading gradients
 

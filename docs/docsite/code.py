@@ -2,8 +2,8 @@
 
 A place is written as a path from the repository's root, a symbol in it, and spans of lines::
 
-    src/memspan/models/transformer_xl/model.py: TransformerXL.forward
-    from: h = self.dropout(x)
+    src/memspan/models/relative/backbone.py: RelativeBackbone.forward
+    from: codes =
     to: hidden =
 
 ``from`` is part of a line inside the symbol, the first that has it; ``to`` is part of the first line

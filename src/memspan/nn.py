@@ -60,6 +60,12 @@ def in_use(width: int, count: Tensor) -> Tensor:
     return torch.arange(width, device=count.device) >= width - count[:, None]
 
 
+def where_in_use(slots: Tensor, count: Tensor) -> Tensor:
+    """``slots [B, ..., N, D]`` with zeros in those that are not :func:`in_use`."""
+    used = in_use(slots.shape[-2], count)[..., None]
+    return slots.where(used if slots.dim() == 3 else used[:, None], slots.new_zeros(()))
+
+
 CHUNK = 1024
 """Rows per chunk on a CPU."""
 

@@ -23,14 +23,13 @@ from golden_rows import (
     assert_all_seen,
     check_gradients,
     check_leaves,
+    labml_model,
     leaves,
     write_parameters,
 )
 from memspan.converters import labml
-from memspan.models import LanguageModel
 from memspan.models.compressive import compression as ops
 from memspan.models.compressive.config import CompressiveConfig
-from memspan.models.options import EmbeddingConfig
 from memspan.ops.relative import Positions, relative_attention
 
 pytestmark = pytest.mark.golden
@@ -39,31 +38,11 @@ pytestmark = pytest.mark.golden
 # ----- labml: the paper's, with pre-norm and learned positions
 
 
-def labml_model(g: Golden) -> LanguageModel:
-    c = g.config
-    span = c["mem_len"] + c["c_mem_len"] + max(c["segments"])
-    return LanguageModel(
-        c["n_tokens"],
-        CompressiveConfig(
-            n_layers=c["n_layers"],
-            d_model=c["d_model"],
-            n_heads=c["heads"],
-            d_ff=c["d_ff"],
-            memory_length=c["mem_len"],
-            compressed_length=c["c_mem_len"],
-            compression_rate=c["compression_rate"],
-            positions="learned",
-            max_distance=max(c["P"] + 1, span),
-            attention_bias=True,
-        ),
-        EmbeddingConfig(tie=False, scale=False),
-    )
-
-
 def check_labml_compressive(g: Golden, dtype: torch.dtype) -> None:
-    tol, f = OUTPUT[dtype], PREFIX[dtype]
-    model = labml_model(g)
-    rows = labml.names(model, g.config["P"])
+    c, tol, f = g.config, OUTPUT[dtype], PREFIX[dtype]
+    more = {"compressed_length": c["c_mem_len"], "compression_rate": c["compression_rate"]}
+    model = labml_model(g, CompressiveConfig, **more)
+    rows = labml.names(model, c["P"])
     write_parameters(model, rows, g)
     model.to(dtype).eval()
     inputs: dict[int, Tensor] = {}
@@ -74,8 +53,8 @@ def check_labml_compressive(g: Golden, dtype: torch.dtype) -> None:
             lambda _, args, n=n: sources.__setitem__(n, args[0])
         )
 
-    rate = g.config["compression_rate"]
-    memory = model.initial_memory(g.config["batch"])
+    rate = c["compression_rate"]
+    memory = model.initial_memory(c["batch"])
     losses = Losses(g, dtype)
     auxiliary = torch.zeros((), dtype=dtype)
     for i in g.segments:
@@ -94,16 +73,8 @@ def check_labml_compressive(g: Golden, dtype: torch.dtype) -> None:
 
         reader = model.reader(memory)
         assert_same(reader.read(tokens), out.logits, tol, "reader")
-        n_new = int(
-            ops.append(
-                memory.length,
-                memory.compressed_length,
-                tokens.shape[1],
-                memory_slots=g.config["mem_len"],
-                compressed_slots=g.config["c_mem_len"],
-                rate=rate,
-            ).n_compressed[0]
-        )
+        counts, sizes = (memory.length, memory.compressed_length), (c["mem_len"], c["c_mem_len"])
+        n_new = int(ops.append(*counts, tokens.shape[1], *sizes, rate).n_compressed[0])
         memory = out.memory.detach()
         assert_same(reader.memory.compressed, memory.compressed, tol, "reader's memory")
         for n in inputs:

@@ -22,13 +22,13 @@ from golden_rows import (
     Losses,
     assert_all_seen,
     check_gradients,
+    labml_model,
     leaves,
     write_parameters,
 )
 from memspan.converters import labml, transfo_xl
 from memspan.converters.names import Names
 from memspan.models import LanguageModel
-from memspan.models.options import EmbeddingConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.nn import sinusoids
 from memspan.ops.relative import Positions, relative_attention
@@ -59,25 +59,6 @@ def peer_rows(model: LanguageModel, g: Golden, prefix: str) -> Names:
     """Their names. Biases are recorded under one of the names that they have with one peer or other."""
     rows = transfo_xl.names(model, prefix, "in order" if prefix else "reversed")
     return {n: r for n, r in rows.items() if not n.endswith("_bias") or f"param.{n}" in g}
-
-
-def labml_model(g: Golden) -> LanguageModel:
-    c = g.config
-    return LanguageModel(
-        c["n_tokens"],
-        TransformerXLConfig(
-            n_layers=c["n_layers"],
-            d_model=c["d_model"],
-            n_heads=c["heads"],
-            d_ff=c["d_ff"],
-            memory_length=c["mem_len"],
-            positions="learned",
-            max_distance=max(c["P"] + 1, c["mem_len"] + max(c["segments"])),
-            normalisation="pre",
-            attention_bias=True,
-        ),
-        EmbeddingConfig(tie=False, scale=False),
-    )
 
 
 # ----- Reading the segments
@@ -198,7 +179,7 @@ def check_hf_or_labml(g: Golden, dtype: torch.dtype, monkeypatch: pytest.MonkeyP
         check_frequencies(g, "transformer.pos_emb.inv_freq")
         names = {"tokens": "input_ids", "w": "w_logprobs", "out": "logprobs", "layer": "hidden"}
     else:
-        model = labml_model(g)
+        model = labml_model(g, TransformerXLConfig)
         rows = labml.names(model, g.config["P"])
         names = {"tokens": "tokens", "w": "w", "out": "logits", "layer": "layer_input"}
     write_parameters(model, rows, g)

@@ -41,8 +41,7 @@ def append(
     length: Tensor,
     compressed_length: Tensor,
     n_tokens: int | Tensor,
-    *,
-    memory_slots: int,
+    slots: int,
     compressed_slots: int,
     rate: int,
 ) -> Append:
@@ -51,12 +50,12 @@ def append(
     Args:
         length: slots of memory in use, int64 ``[B]``; ``compressed_length`` likewise.
         n_tokens: T, or each row's number, int64 ``[B]``.
-        memory_slots: room for memory, M, at least ``rate - 1``.
+        slots: room for memory, M, at least ``rate - 1``.
         compressed_slots: room for compressed slots, C.
         rate: slots that are compressed into one, c.
     """
     total = length + n_tokens
-    n = (total - memory_slots + rate - 1).div(rate, rounding_mode="floor").clamp(min=0)
+    n = (total - slots + rate - 1).div(rate, rounding_mode="floor").clamp(min=0)
     return Append(total, n, total - n * rate, (compressed_length + n).clamp(max=compressed_slots))
 
 

@@ -92,6 +92,11 @@ class CompressiveConfig(RelativeConfig):
     def slots(self) -> int:
         return self.memory_length + self.compressed_length
 
+    @property
+    def needs_received(self) -> bool:
+        """Whether compressing asks how much attention each slot received."""
+        return self.compression == "most-used" and self.compressed_length > 0
+
     def build(self) -> Compressive:
         from memspan.models.compressive.model import Compressive
 

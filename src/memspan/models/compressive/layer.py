@@ -21,7 +21,7 @@ from memspan.models.relative.self_attention import (
     RelativeSelfAttention,
     newest,
 )
-from memspan.nn import in_use, known
+from memspan.nn import in_use, known, where_in_use
 from memspan.trees import LayerMemory, check_layer
 
 if TYPE_CHECKING:
@@ -86,10 +86,8 @@ class Step:
     valid: Tensor
     """Bool ``[B, n]``: the runs that a row really compresses, ``n`` being the most of any row."""
     kept: Tensor
-    """Columns of ``[compressed | new]`` that the compressed memory keeps, int64 ``[B, C]``."""
-    kept_valid: Tensor
-    """Bool ``[B, C, 1]``: which of these are slots; ``hidden_valid [B, M, 1]`` for memory."""
-    hidden_valid: Tensor
+    """Columns of ``[compressed | new]`` that the compressed memory keeps, int64 ``[B, C]``; those of
+    slots that a row does not have may be any."""
     documents: Documents | None
 
     @classmethod
@@ -109,14 +107,7 @@ class Step:
             length = documents.unless_fresh(length)
             compressed_length = documents.unless_fresh(compressed_length)
             added, end = documents.n_last, compressed_slots + slots + documents.lengths
-        after = ops.append(
-            length,
-            compressed_length,
-            added,
-            memory_slots=slots,
-            compressed_slots=compressed_slots,
-            rate=rate,
-        )
+        after = ops.append(length, compressed_length, added, slots, compressed_slots, rate)
         # As many runs as any phase can ask for: sizes do not depend on the counts.
         runs = -(-n_tokens // rate)
         back = torch.arange(runs * rate, 0, -1, device=length.device)
@@ -127,8 +118,6 @@ class Step:
             kept=ops.newest(
                 compressed_slots, compressed_slots + runs, after.n_compressed, compressed_slots
             ),
-            kept_valid=in_use(compressed_slots, after.compressed_length)[..., None],
-            hidden_valid=in_use(slots, after.length)[..., None],
             documents=documents,
         )
 
@@ -171,8 +160,7 @@ def compress(
         decoder = compression.decoder_weight, compression.decoder_bias
         loss = ops.auto_encoding(old, new, *decoder, step.valid)
     new = new if config.task_gradient else new.detach()
-    compressed = ops.pick(torch.cat([compressed, new], 1), step.kept)
-    return compressed.where(step.kept_valid, compressed.new_zeros(())), loss
+    return ops.pick(torch.cat([compressed, new], 1), step.kept), loss
 
 
 def frozen_keys_and_values(
@@ -283,7 +271,7 @@ class CompressiveAttention(AttentionAlone):
         step = Step.of(memory, x.shape[1], config.compression_rate)
         old = in_one_row(memory).to(x.dtype)
         context, received = torch.cat([old, x], 1), None
-        if self.compression is not None and config.compression == "most-used":
+        if config.needs_received:
             received = x.new_zeros(context.shape[:2])
         used = memory.length + memory.compressed_length
         y, projected = self.read(x, old, used, norm, implementation, received)
@@ -299,13 +287,9 @@ class CompressiveAttention(AttentionAlone):
             received,
             implementation,
         )
-        hidden = newest(memory.hidden.to(x.dtype), x)
-        after = CompressiveLayerMemory(
-            hidden.where(step.hidden_valid, hidden.new_zeros(())),
-            compressed,
-            step.after.length,
-            step.after.compressed_length,
-        )
+        lengths = step.after.length, step.after.compressed_length
+        slots = newest(memory.hidden.to(x.dtype), x), compressed
+        after = CompressiveLayerMemory(*map(where_in_use, slots, lengths), *lengths)
         return CompressiveLayerOutput(y, after, loss)
 
 

@@ -9,8 +9,7 @@ Options: :class:`~memspan.models.CompressiveConfig`. Layout and compression func
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -27,19 +26,16 @@ from memspan.models.compressive.layer import (
     frozen_keys_and_values,
     in_one_row,
 )
-from memspan.models.output import BackboneOutput
 from memspan.models.packing import schema_of
 from memspan.models.protocol import AttentionWeights, BackboneReader
 from memspan.models.relative.backbone import PARTS, RelativeBackbone
-from memspan.models.relative.self_attention import AttentionPass, RelativeLayer, Span, newest
+from memspan.models.relative.self_attention import AttentionPass, RelativeLayer, newest
 from memspan.models.segments import (
     Documents,
-    Padding,
     count_after,
-    documents_of,
     padding_mask,
 )
-from memspan.nn import in_use, known
+from memspan.nn import in_use, known, where_in_use
 
 COMPRESSIVE_PARTS = rf"""{PARTS}
     | layers.\d+.compression(.(decoder_)?(weight|bias))?
@@ -77,7 +73,7 @@ class StackedLayer(RelativeLayer):
         self.compression = Compression(config) if config.compressed_length else None
         self.config = config
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         x: Tensor,
         memory: Tensor,
@@ -85,28 +81,29 @@ class StackedLayer(RelativeLayer):
         step: Step,
         shared: AttentionPass,
         biases: tuple[Tensor, Tensor | None],
-        received: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Read ``x [B, T, D]`` after ``memory [B, C+M, D]``, both in one row, and ``compressed`` alone,
-        ``[B, C, D]``: the output, the new compressed memory, the auxiliary loss.
-
-        ``received [B, C+M+T]``: the attention that each slot receives is added to it.
-        """
+        ``[B, C, D]``: the output, the new compressed memory, the auxiliary loss, and the attention that
+        each slot received, ``[B, C+M+T]``, if it was counted."""
         q, k, v = self.project(x, memory)
+        context, received = torch.cat([memory, x], 1), None
+        counts_shares = not self.training and shared.implementation != "sdpa"
+        if counts_shares or self.config.needs_received:
+            received = x.new_zeros(context.shape[:2])
         attended = self.attention.attend(q, k, v, shared, biases, received)
         compressed, loss = compress(
             self.config,
             self.compression,
             self.attention,
             self.input_norm,
-            torch.cat([memory, x], 1),
+            context,
             compressed,
             step,
             (q, k, v),
             received,
             shared.implementation,
         )
-        return self.residual(x, attended), compressed, loss
+        return self.residual(x, attended), compressed, loss, received
 
     def reconstruction_loss(self, x: Tensor, old: Tensor, received: Tensor | None = None) -> Tensor:
         """``|| attn(x, old) - attn(x, f_c(old)) ||^2`` (algorithm 2) by itself, a scalar.
@@ -201,62 +198,36 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
             compressed_length=counts + compressed * (start == "zeros"),
         )
 
-    def forward(
-        self,
-        x: Tensor,
-        memory: CompressiveMemory | None = None,
-        *,
-        starts: Tensor | None = None,
-        lengths: Tensor | None = None,
-        padding: Padding = "right",
-        implementation: str | None = None,
-        attention_weights: list[Tensor] | None = None,
-        span: Span | None = None,
-    ) -> BackboneOutput[CompressiveMemory]:
-        """Read a segment, see :meth:`memspan.models.Backbone.forward`. Of several documents in a row
-        only the last, of which something is kept, is compressed and has an auxiliary loss.
+    def read_layers(
+        self, h: Tensor, memory: CompressiveMemory, shared: AttentionPass, run: Callable[..., Any]
+    ) -> tuple[Tensor, CompressiveMemory, Tensor, dict[str, Tensor]]:
+        """See :meth:`RelativeBackbone.read_layers`. Of several documents in a row only the last, of
+        which something is kept, is compressed and has an auxiliary loss.
 
-        Args:
-            attention_weights: receives each layer's weights, ``[B, H, T, C + M + T]``, as in
-                :class:`~memspan.models.TransformerXL`. Valid slots stand right-most before the segment:
-                ``compressed_length`` compressed ones, then ``length`` of memory.
-            span: the keys and distances that are told apart (None: as configured).
-
-        Returns:
-            ``statistics``: per layer the auxiliary loss and, in evaluation mode but not with ``sdpa``,
-            the shares of attention on compressed slots, memory and segment.
+        Statistics are per layer the auxiliary loss and, in evaluation mode but not with ``sdpa``, the
+        shares of attention on compressed slots, memory and segment.
         """
-        memory = self.initial_memory(len(x)) if memory is None else memory
-        x, documents = documents_of(x, starts, lengths, padding)
-        context, n_tokens = in_one_row(memory), x.shape[1]
-        slots, compressed_slots = context.shape[2], memory.compressed.shape[2]
-        used, wanted = memory.length + memory.compressed_length, (implementation, attention_weights)
-        shared = self.attention_pass(used, n_tokens, slots, documents, *wanted, span)
+        context, n_tokens, documents = in_one_row(memory), h.shape[1], shared.documents
         step = Step.of(memory, n_tokens, self.config.compression_rate, documents)
-        h = self.dropout(x)
-        # Recomputed layers would append their weights to the caller's list again.
-        run = self.through if attention_weights is None else operator.call
         hidden, compressed, losses, shares = [], [], [], []
         for n, layer in enumerate(self.stack()):
             old, older = context[:, n].to(h.dtype), memory.compressed[:, n].to(h.dtype)
-            recent = newest(old[:, compressed_slots:], h, documents)
-            hidden.append(recent.where(step.hidden_valid, recent.new_zeros(())))
-            given = (h, old, older, step, shared, self.biases(n))
-            h, older, loss, received = run(self._counted, layer, *given)
+            hidden.append(newest(old[:, older.shape[1] :], h, documents))
+            h, older, loss, received = run(layer, h, old, older, step, shared, self.biases(n))
             compressed.append(older)
             losses.append(loss)
             if not self.training and received is not None:
                 shares.append(_shares(received, memory.length, n_tokens, documents))
-        memory = CompressiveMemory(
+        length, compressed_length = step.after.length, step.after.compressed_length
+        after = CompressiveMemory(
             tokens_seen=count_after(memory.tokens_seen, n_tokens, documents),
-            hidden=torch.stack(hidden, 1),
-            compressed=torch.stack(compressed, 1),
-            length=step.after.length,
-            compressed_length=step.after.compressed_length,
+            hidden=where_in_use(torch.stack(hidden, 1), length),
+            compressed=where_in_use(torch.stack(compressed, 1), compressed_length),
+            length=length,
+            compressed_length=compressed_length,
         )
-        out, by_layer = self.final_norm(h), torch.stack(losses)
-        out = out if documents is None else documents.put_back(out)
-        return BackboneOutput(out, memory, by_layer.sum(), _statistics(by_layer, shares))
+        by_layer = torch.stack(losses)
+        return h, after, by_layer.sum(), _statistics(by_layer, shares)
 
     @torch.no_grad()
     def attention_weights(self, x: Tensor, memory: CompressiveMemory) -> AttentionWeights:
@@ -290,20 +261,6 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
         from memspan.models.compressive.reader import CompressiveReader
 
         return CompressiveReader
-
-    @property
-    def needs_received(self) -> bool:
-        """Whether compressing asks how much attention each slot received."""
-        return self.config.compression == "most-used" and self.config.compressed_length > 0
-
-    def _counted(
-        self, layer: StackedLayer, x: Tensor, memory: Tensor, *others: Any
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """What ``layer`` returns, and the attention that each slot received, if it is counted."""
-        counts_shares = not self.training and others[-2].implementation != "sdpa"
-        wanted = self.needs_received or counts_shares
-        received = x.new_zeros(len(x), memory.shape[1] + x.shape[1]) if wanted else None
-        return *layer(x, memory, *others, received), received
 
 
 def _statistics(losses: Tensor, shares: list[Tensor]) -> dict[str, Tensor]:

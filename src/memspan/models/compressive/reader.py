@@ -15,7 +15,7 @@ from memspan.models.compressive.model import Compressive, CompressiveMemory
 from memspan.models.relative.reader import RelativeReader
 from memspan.models.relative.self_attention import Span
 from memspan.models.segments import Documents
-from memspan.nn import in_use
+from memspan.nn import where_in_use
 from memspan.ops.relative_step.compiled import CompiledStep
 from memspan.trees import to_device
 
@@ -32,55 +32,30 @@ class CompressiveReader(RelativeReader[CompressiveMemory]):
 
     def __init__(self, backbone: Compressive, memory: CompressiveMemory, span: Span) -> None:
         super().__init__(backbone, memory, span)
-        self.counts_attention = backbone.needs_received
+        self.counts_attention = backbone.config.needs_received
         self.rate = backbone.config.compression_rate
-        self.slots, self.compressed_slots = memory.hidden.shape[2], memory.compressed.shape[2]
+        self.compressed_slots = self.n_slots - self.slots
 
     @staticmethod
     def _slots(memory: CompressiveMemory) -> Tensor:
         return in_one_row(memory)
 
-    def _memory(self, rows: Tensor | slice, at: Tensor | slice) -> CompressiveMemory:
-        length, compressed = (
-            to_device(self._counts[name][rows], self._device)
-            for name in ("length", "compressed_length")
-        )
-        # Columns of each row's compressed slots.
-        older = ops.newest(self.compressed_slots, 0, torch.zeros_like(length), self._end - length)
-        recent = slice(self._end - self.slots, self._end)
-        hidden = torch.stack([h[at, recent] for h in self._hidden], 1)
-        compressed_hidden = torch.stack([ops.pick(h[at], older) for h in self._hidden], 1)
-        valid = in_use(self.slots, length)[:, None, :, None]
-        compressed_valid = in_use(self.compressed_slots, compressed)[:, None, :, None]
-        zero = hidden.new_zeros(())
-        return CompressiveMemory(
-            tokens_seen=self._tokens_seen[at],
-            hidden=hidden.where(valid, zero),
-            compressed=compressed_hidden.where(compressed_valid, zero),
-            length=length,
-            compressed_length=compressed,
-        )
+    def _fields(self, at: Tensor | slice, counts: dict[str, Tensor]) -> dict[str, Tensor]:
+        length, used = counts["length"], counts["compressed_length"]
+        columns = ops.newest(self.compressed_slots, 0, torch.zeros_like(length), self._end - length)
+        compressed = torch.stack([ops.pick(h[at], columns) for h in self._hidden], 1)
+        return super()._fields(at, counts) | {"compressed": where_in_use(compressed, used)}
 
     def _advance(self, n_new: int, documents: Documents | None, received: list[Tensor]) -> None:
-        """Count the new tokens, and compress the slots that no longer fit."""
-        added: int | Tensor = n_new
-        length, compressed = self._counts["length"], self._counts["compressed_length"]
-        self._count_tokens(n_new, documents)
+        """Compress the slots that no longer fit, too."""
+        counts, added = self._step_over(n_new, documents)
+        length, compressed = counts["length"], counts["compressed_length"]
         if documents is None and max(length.tolist()) + n_new <= self.slots:
             # Nothing leaves memory.
             self._count(length=length + n_new, compressed_length=compressed)
             return
-        if documents is not None:
-            fresh, added = documents.fresh.cpu(), documents.n_last.cpu()
-            length, compressed = length.where(~fresh, 0), compressed.where(~fresh, 0)
-        after = ops.append(
-            length,
-            compressed,
-            added,
-            memory_slots=self.slots,
-            compressed_slots=self.compressed_slots,
-            rate=self.rate,
-        )
+        sizes = self.slots, self.compressed_slots, self.rate
+        after = ops.append(length, compressed, added, *sizes)
         runs = int(after.n_compressed.max())
         if runs and self.compressed_slots:
             step = self._step_for(self._hidden, self._hidden.dtype) if n_new == 1 else None
@@ -115,8 +90,8 @@ class CompressiveReader(RelativeReader[CompressiveMemory]):
             column = self._end - after.length - 1
             kept = self._counts["compressed_length"].clamp(max=self.compressed_slots - 1)
             older = self._end - after.total - kept
-            buffers = self._hidden, self._keys, self._values
-            step.insert(hidden.squeeze(2), buffers, rows, *(t[rows] for t in (column, older, kept)))
+            places = (t[rows] for t in (column, older, kept))
+            step.insert(hidden.squeeze(2), self._buffers(), rows, *places)
             return
         # What they become, and the compressed slots before and after.
         new = end - back[-runs:]
@@ -126,40 +101,22 @@ class CompressiveReader(RelativeReader[CompressiveMemory]):
         )
         older = (self._end - total - slots).clamp(min=0)
         moved = end - n_compressed - slots
-        keys, values = self._keys_and_values(hidden)
-        _put_in_front(self._hidden, hidden, *(self._places(at, c, 1) for c in (older, new, moved)))
-        n_heads = self.backbone.config.n_heads
-        by_head = [self._places(at, c, n_heads) for c in (older, new, moved)]
-        _put_in_front(self._keys, keys, *by_head)
-        _put_in_front(self._values, values, *by_head)
+        keys, values = (t.transpose(2, 3) for t in self._keys_and_values(hidden))
+        by_slot = self._hidden, self._keys.transpose(2, 3), self._values.transpose(2, 3)
+        at = at[:, None]
+        for buffer, made in zip(by_slot, (hidden, keys, values), strict=True):
+            kept = buffer[:, at, older]
+            buffer[:, at, new] = made.to(buffer.dtype)
+            # Last, since rows with fewer new ones than others have their older ones further right.
+            buffer[:, at, moved] = kept
 
     @cached_property
     def _compressions(self) -> list[Compression]:
         """Per layer a copy whose convolutions are laid out as the matrices that they become."""
-        copies = []
-        for layer in self.backbone.stack():
-            assert layer.compression is not None
-            copies.append(copy.deepcopy(layer.compression))
-            for parameter in copies[-1].parameters():
+        layers = (layer.compression for layer in self.backbone.stack())
+        copies = copy.deepcopy([compression for compression in layers if compression is not None])
+        for compression in copies:
+            for parameter in compression.parameters():
                 if parameter.dim() > 2:
                     parameter.data = parameter.data.mT.contiguous().mT
         return copies
-
-    def _places(self, rows: Tensor, columns: Tensor, n_heads: int) -> Tensor:
-        """Where ``columns [b, n]`` of ``rows [b]`` are in all layers, ``[L, b, H, n]``: in a buffer
-        ``[L, B, H, C, K]`` that is seen as ``[L * B * H * C, K]``."""
-        n_layers, n_rows, room, _ = self._hidden.shape
-        layer = torch.arange(n_layers, device=rows.device)[:, None] * n_rows
-        head = torch.arange(n_heads, device=rows.device)
-        return ((layer + rows)[..., None] * n_heads + head)[..., None] * room + columns[:, None]
-
-
-def _put_in_front(buffer: Tensor, new: Tensor, older: Tensor, at: Tensor, moved: Tensor) -> None:
-    """Write new compressed slots ``at`` their places, and the ``older`` ones, ``moved``, before them.
-
-    Last, since rows with fewer new ones than others have their older ones further right.
-    """
-    flat = buffer.view(-1, buffer.shape[-1])
-    kept = flat.index_select(0, older.flatten())
-    flat.index_copy_(0, at.flatten(), new.flatten(0, -2).to(flat.dtype))
-    flat.index_copy_(0, moved.flatten(), kept)

@@ -3,29 +3,28 @@ Transformer's."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from memspan.errors import MemspanError, refuse_unknown
 from memspan.models.initialisation import initialise
+from memspan.models.output import BackboneOutput
 from memspan.models.packing import STACK
 from memspan.models.protocol import Backbone, BackboneReader, M, TransferableWeights
-from memspan.models.relative.options import RelativeConfig
+from memspan.models.relative.options import RelativeConfig, RelativeReaderOptions
 from memspan.models.relative.self_attention import (
     GATE_BIAS,
     AttentionPass,
-    AttentionSpan,
     GRUGate,
     RelativeLayer,
     Span,
-    learned_rows,
 )
-from memspan.models.segments import Documents
+from memspan.models.segments import Padding, documents_of
 from memspan.nn import dropout_layer, sinusoids
-from memspan.ops.implementations import refuse_unknown_implementation
 from memspan.ops.relative import IMPLEMENTATIONS
 
 PARTS = rf"""{STACK} | (content|position)_bias
@@ -79,9 +78,6 @@ class RelativeBackbone(Backbone[M]):
 
     def span(self, attention_span: str | None = None, clamp_length: int | None = None) -> Span:
         """The model's own span, or another one (None: as configured)."""
-        refuse_unknown("attention span", attention_span, AttentionSpan)
-        if clamp_length is not None and clamp_length < 1:
-            raise MemspanError(f"clamp_length must be at least 1, not {clamp_length}")
         config = self.config
         return Span(
             config.attention_span if attention_span is None else attention_span,
@@ -92,7 +88,7 @@ class RelativeBackbone(Backbone[M]):
         self, memory: M, *, attention_span: str | None = None, clamp_length: int | None = None
     ) -> int | None:
         """See :meth:`Backbone.longest_segment`: learned tables end somewhere, sinusoids do not."""
-        rows, slots = learned_rows(self.config), sum(memory.slots().values())
+        rows, slots = self.config.max_distance, sum(memory.slots().values())
         # The first segment that is too long, unless clamped or limited distances always fit.
         if (
             rows is None
@@ -113,36 +109,68 @@ class RelativeBackbone(Backbone[M]):
         model's (None: as configured). The models of Transformer-XL's paper were trained with span
         ``segment`` and scored with ``fixed`` and a clamp.
         """
+        RelativeReaderOptions(attention_span, clamp_length)  # type: ignore[arg-type]
         span = self.span(attention_span, clamp_length)
         memory = self.own_memory(memory, batch_size)
         span.check_slots(sum(memory.slots().values()))
         return super().reader(memory, batch_size, span=span)
 
-    def attention_pass(
+    def reader_type(self) -> Callable[..., BackboneReader[M]]:
+        from memspan.models.relative.reader import RelativeReader
+
+        return RelativeReader
+
+    def forward(
         self,
-        used: Tensor,
-        n_tokens: int,
-        slots: int,
-        documents: Documents | None,
-        implementation: str | None,
-        weights: list[Tensor] | None,
-        span: Span | None,
-    ) -> AttentionPass:
-        """What all layers share in one pass over ``n_tokens`` after ``slots`` columns of memory, the
-        right-most ``used``, int64 ``[B]``, being a row's own. The other arguments are those of a pass.
+        x: Tensor,
+        memory: M | None = None,
+        *,
+        starts: Tensor | None = None,
+        lengths: Tensor | None = None,
+        padding: Padding = "right",
+        implementation: str | None = None,
+        attention_weights: list[Tensor] | None = None,
+        span: Span | None = None,
+    ) -> BackboneOutput[M]:
+        """Read a segment, see :meth:`memspan.models.Backbone.forward`.
+
+        Args:
+            implementation: of :func:`memspan.ops.relative.relative_attention`.
+            attention_weights: a list that receives each layer's weights, ``[B, H, T, N + T]`` over the
+                ``N`` slots of memory, of which a row's valid ones stand right-most, and the segment;
+                before dropout and without gradient, for inspection. Left padding counts as right
+                padding in it.
+            span: the keys and distances that are told apart (None: as configured).
 
         Raises:
             MemspanError: no such implementation; a learned position table is too short.
         """
-        refuse_unknown_implementation(implementation, self.implementations)
+        memory = self.initial_memory(len(x)) if memory is None else memory
+        x, documents = documents_of(x, starts, lengths, padding)
         span = self.span() if span is None else span
+        slots, n_tokens = sum(memory.slots().values()), x.shape[1]
+        used, *others = (getattr(memory, name) for name in memory.slots())
         codes = span.codes(self.config, slots + n_tokens, slots, self.content_bias)
-        return AttentionPass(
+        shared = AttentionPass(
             codes=self.dropout(codes) if codes.is_floating_point() else codes,
-            mask=span.visible(used, n_tokens, slots, slots, documents),
+            mask=span.visible(sum(others, used), n_tokens, slots, slots, documents),
             implementation=implementation,
-            weights=weights,
+            weights=attention_weights,
+            documents=documents,
         )
+        # Recomputed layers would append their weights to the caller's list again.
+        run = self.through if attention_weights is None else operator.call
+        h, memory, loss, statistics = self.read_layers(self.dropout(x), memory, shared, run)
+        hidden = self.final_norm(h)
+        hidden = hidden if documents is None else documents.put_back(hidden)
+        return BackboneOutput(hidden, memory, loss, statistics)
+
+    def read_layers(
+        self, h: Tensor, memory: M, shared: AttentionPass, run: Callable[..., Any]
+    ) -> tuple[Tensor, M, Tensor, dict[str, Tensor]]:
+        """Take ``h [B, T, D]`` through the layers, each called as ``run(layer, ...)``: what comes out
+        of the last one, the memory after the segment, and the loss and statistics of the output."""
+        raise NotImplementedError
 
     @torch.no_grad()
     def transferable_weights(self, distances: Tensor) -> TransferableWeights | None:
@@ -154,14 +182,9 @@ class RelativeBackbone(Backbone[M]):
         for n, layer in enumerate(self.stack()):
             attention, (u, v) = layer.attention, self.biases(n)
             weights = {
-                f"{of}.{name}": parameter
-                for of in ("query", "key", "value", "output")
-                for name, parameter in getattr(attention, of).named_parameters()
-            }
-            weights |= {
-                name: parameter
+                name.removeprefix("attention."): parameter
                 for name, parameter in layer.named_parameters()
-                if name.startswith(("attention_norm.", "feed_forward"))
+                if not name.startswith(("attention.position", "compression."))
             }
             if v is None:
                 there = distances[distances < len(attention.position_keys)]

@@ -1,8 +1,8 @@
-"""What the readers of architectures with relative positions share: projections and buffers."""
+"""The reader of Transformer-XL, to which the Compressive Transformer's adds the compressed slots."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from memspan.models.protocol import M
 from memspan.models.relative.backbone import RelativeBackbone
 from memspan.models.relative.self_attention import RelativeLayer, Span
 from memspan.models.segments import Documents, count_after, documents_of
+from memspan.nn import where_in_use
 from memspan.ops.relative import Positions, attend_one, relative_attention
 from memspan.ops.relative_step import compiled as relative_step
 from memspan.ops.relative_step.compiled import CompiledStep
@@ -34,10 +35,10 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
 
     @torch.no_grad()
     def __init__(self, backbone: RelativeBackbone[M], memory: M, span: Span) -> None:
-        counts = memory.counts()
-        hidden = self._slots(memory)
         super().__init__(backbone, memory)
+        hidden = self._slots(memory)
         self.backbone, self.n_slots, self._span = backbone, hidden.shape[2], span
+        self.slots = memory.slots()["length"]
         self._layers = list(backbone.stack())
         # What rows had read before, and what all of them have read since: no operation per token.
         self._seen_before, self._n_read = memory.tokens_seen, 0
@@ -57,7 +58,26 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
         self._keys, self._values = self._keys_and_values(self._hidden)
         # One past the newest column.
         self._end = self.n_slots
-        self._count(**counts)
+        self._count(**memory.counts())
+
+    @staticmethod
+    def _slots(memory: Any) -> Tensor:
+        """All slots of ``memory`` as ``[B, L, N, D]``, a row's valid ones right-most."""
+        hidden: Tensor = memory.hidden
+        return hidden
+
+    def _memory(self, rows: Tensor | slice, at: Tensor | slice) -> M:
+        counts = {
+            name: to_device(count[rows], self._device) for name, count in self._counts.items()
+        }
+        fields = self._fields(at, counts) | counts
+        return self.backbone.memory_type(tokens_seen=self._tokens_seen[at], **fields)
+
+    def _fields(self, at: Tensor | slice, counts: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The slots of the rows ``at``, of which so many are in use, as the fields of a memory."""
+        recent = slice(self._end - self.slots, self._end)
+        hidden = torch.stack([h[at, recent] for h in self._hidden], 1)
+        return {"hidden": where_in_use(hidden, counts["length"])}
 
     def _read_vectors(self, x: Tensor, starts: Tensor | None) -> Tensor:
         self.watch.refuse_changes(x.shape[1] > 1)
@@ -90,7 +110,6 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
             k, v = self._keys[n][:, :, attended], self._values[n][:, :, attended]
             counter = received[n] if received else None
             h = layer.residual(h, self._attend(n, q, k, v, mask, counter))
-        self._end += n_new
         self._advance(n_new, documents, received)
         return self.backbone.final_norm(h)
 
@@ -165,11 +184,35 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
             received = x.new_zeros(len(self._hidden), len(x), most + 1)
         # A copy, since it is overwritten.
         h = x.detach().clone(memory_format=torch.contiguous_format)
-        buffers = self._hidden, self._keys, self._values
-        step.read(h, buffers, self._end, used, most, self._farthest_first, received)
-        self._end += 1
+        step.read(h, self._buffers(), self._end, used, most, self._farthest_first, received)
         self._advance(1, None, [] if received is None else list(received))
         return h
+
+    def _advance(self, n_new: int, documents: Documents | None, received: list[Tensor]) -> None:
+        """Go on behind ``n_new`` columns that were written, and call :meth:`_count` with the slots then
+        in use.
+
+        ``received``: with ``counts_attention``, the attention that each attended column received, per
+        layer ``[B, N + T]``.
+        """
+        counts, added = self._step_over(n_new, documents)
+        if documents is not None or not self._equal or self._most < self.n_slots:
+            self._count(length=(counts["length"] + added).clamp(max=self.n_slots))
+
+    def _step_over(
+        self, n_new: int, documents: Documents | None
+    ) -> tuple[dict[str, Tensor], int | Tensor]:
+        """Count ``n_new`` tokens. Returns what is left of the slots that were in use, and how many are
+        new, ``[B]`` with documents: of a row with several, those of the last alone count."""
+        self._end += n_new
+        if documents is None:
+            self._n_read += n_new
+            return self._counts, n_new
+        self._seen_before = count_after(self._tokens_seen, n_new, documents)
+        self._n_read = 0
+        fresh = documents.fresh.cpu()
+        counts = {name: count.where(~fresh, 0) for name, count in self._counts.items()}
+        return counts, documents.n_last.cpu()
 
     def _empty(self, rows: Tensor, at: Tensor) -> None:
         self._zero(at)
@@ -183,7 +226,7 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
         computed = hidden, *self._keys_and_values(hidden)
         self._zero(at)
         slots = slice(self._end - self.n_slots, self._end)
-        for buffer, new in zip((self._hidden, self._keys, self._values), computed, strict=True):
+        for buffer, new in zip(self._buffers(), computed, strict=True):
             buffer[..., slots, :].index_copy_(1, at, new.to(buffer.dtype))
         self._seen_before, self._n_read = self._tokens_seen.index_copy(0, at, seen), 0
         self._count(
@@ -196,7 +239,7 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
     def _zero(self, at: Tensor) -> None:
         """Zero what the buffers hold of the rows ``at``, on the device."""
         # Masked values are still multiplied by zero, which leaves NaN where one is not finite.
-        for buffer in (self._hidden, self._keys, self._values):
+        for buffer in self._buffers():
             buffer[..., : self._end, :].index_fill_(1, at, 0)
 
     def _keys_and_values(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -213,30 +256,12 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
             keys, values = keys.to(hidden.dtype), values.to(hidden.dtype)
         return keys, values
 
-    @staticmethod
-    @abstractmethod
-    def _slots(memory: M) -> Tensor:
-        """All slots of ``memory`` as ``[B, L, N, D]``, a row's valid ones right-most."""
-
-    @abstractmethod
-    def _advance(self, n_new: int, documents: Documents | None, received: list[Tensor]) -> None:
-        """Count ``n_new`` tokens that were appended, and call :meth:`_count` with the slots then valid.
-
-        ``received``: with ``counts_attention``, the attention that each attended column received, per
-        layer ``[B, N + T]``.
-        """
+    def _buffers(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self._hidden, self._keys, self._values
 
     @property
     def _tokens_seen(self) -> Tensor:
         return self._seen_before + self._n_read
-
-    def _count_tokens(self, n_new: int, documents: Documents | None) -> None:
-        """Count ``n_new`` tokens, of which a row's last document alone counts."""
-        if documents is not None:
-            self._seen_before = count_after(self._tokens_seen, n_new, documents)
-            self._n_read = 0
-        else:
-            self._n_read += n_new
 
     def _count(self, **counts: Tensor) -> None:
         """Set the fields of memory that count valid slots, int64 ``[B]`` each: on the CPU, since shapes
@@ -258,8 +283,7 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
             fresh[..., : self.n_slots, :] = recent
             return fresh
 
-        self._hidden, self._keys = moved(self._hidden), moved(self._keys)
-        self._values = moved(self._values)
+        self._hidden, self._keys, self._values = map(moved, self._buffers())
         self._end = self.n_slots
 
 

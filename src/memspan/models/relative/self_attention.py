@@ -7,7 +7,7 @@ Multi-head self-attention over a memory and a segment with relative positions, a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from memspan.models.relative.options import RelativeConfig
     from memspan.models.segments import Documents
 
-AttentionSpan = Literal["segment", "fixed"]
 GATE_BIAS = 2.0
 """``b`` of a gate at the start: ``z`` is then about 0.12, and a layer nearly the identity."""
 
@@ -55,8 +54,13 @@ class Span:
 
         ``slots``: the memory's size. ``like``: a parameter, for type and device.
         """
-        limit = self.largest_code(n_distances, slots)
-        _check_table(config, limit + 1, slots)
+        limit, rows = self.largest_code(n_distances, slots), config.max_distance
+        if rows is not None and limit >= rows:
+            raise MemspanError(
+                f"a span of {limit + 1} slots, {slots} of them memory, exceeds the learned position "
+                f"table of {rows} rows: read shorter segments, lower memory_length or set "
+                f"clamp_length to {rows - 1}"
+            )
         distance = torch.arange(n_distances, device=like.device).clamp(max=limit)
         if config.positions == "learned":
             return distance
@@ -93,8 +97,10 @@ class AttentionPass:
     """Bool ``[B, T, S]``."""
     implementation: str | None
     """See :func:`relative_attention`."""
-    weights: list[Tensor] | None
+    weights: list[Tensor] | None = None
     """A list that receives each layer's attention weights ``[B, H, T, S]`` (None: not wanted)."""
+    documents: Documents | None = None
+    """Those of the segment."""
 
 
 @known("n_heads", "head_width")
@@ -113,9 +119,14 @@ class RelativeSelfAttention(nn.Module):
         self.key = nn.Linear(d_model, inner, bias=False)
         self.value = nn.Linear(d_model, inner, bias=bias)
         self.output = nn.Linear(inner, d_model, bias=bias)
-        rows = learned_rows(config)
-        if rows is None:
+        rows = config.max_distance
+        if config.positions == "sinusoidal":
             self.position = nn.Linear(d_model, inner, bias=False)
+        elif rows is None:
+            raise MemspanError(
+                "learned positions need a table size: set max_distance to the longest span in "
+                "use, memory and segment together"
+            )
         else:
             self.position_keys = nn.Parameter(torch.zeros(rows, self.n_heads, self.head_width))
             self.position_scores = nn.Parameter(torch.zeros(rows, self.n_heads))
@@ -220,6 +231,7 @@ class GRUGate(nn.Module):
         return x + z * ((candidate + self.of_reset_stream(r * x)).tanh() - x)  # type: ignore[no-any-return]
 
 
+@known("pre")
 class RelativeLayer(nn.Module):
     """Attention and feed-forward sub-layers, each with its norm and its residual sum or gate."""
 
@@ -240,6 +252,17 @@ class RelativeLayer(nn.Module):
         if config.gating == "gru":
             self.attention_gate = GRUGate(config.d_model)
             self.feed_forward_gate = GRUGate(config.d_model)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        shared: AttentionPass,
+        biases: tuple[Tensor, Tensor | None],
+    ) -> Tensor:
+        """Read ``x [B, T, D]`` after this layer's ``memory [B, M, D]``."""
+        attended = self.attention.attend(*self.project(x, memory), shared, biases)
+        return self.residual(x, attended)
 
     @property
     def input_norm(self) -> nn.Module | None:
@@ -299,29 +322,7 @@ class AttentionAlone(RelativeSelfAttention):
         codes = span.codes(config, slots + n_tokens, slots, self.content_bias)
         codes = self.code_dropout(codes) if codes.is_floating_point() else codes
         mask = span.visible(used, n_tokens, slots, slots)
-        shared = AttentionPass(codes, mask, implementation, weights=None)
+        shared = AttentionPass(codes, mask, implementation)
         projected = self.project(*(t if norm is None else norm(t) for t in (x, old)))
         biases = self.content_bias, self.position_bias
         return self.attend(*projected, shared, biases, received), projected
-
-
-def _check_table(config: RelativeConfig, needed: int, slots: int) -> None:
-    rows = learned_rows(config)
-    if rows is None or needed <= rows:
-        return
-    raise MemspanError(
-        f"a span of {needed} slots, {slots} of them memory, exceeds the learned position table of "
-        f"{rows} rows: read shorter segments, lower memory_length or set clamp_length to {rows - 1}"
-    )
-
-
-def learned_rows(config: RelativeConfig) -> int | None:
-    """Rows of the learned tables; None for sinusoids."""
-    if config.positions == "sinusoidal":
-        return None
-    if config.max_distance is None:
-        raise MemspanError(
-            "learned positions need a table size: set max_distance to the longest span in "
-            "use, memory and segment together"
-        )
-    return config.max_distance

@@ -6,23 +6,21 @@ Options: :class:`~memspan.models.TransformerXLConfig`.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from memspan.memory import Memory
-from memspan.models.output import BackboneOutput
 from memspan.models.packing import schema_of
-from memspan.models.protocol import AttentionWeights, BackboneReader
+from memspan.models.protocol import AttentionWeights
 from memspan.models.relative.backbone import PARTS, RelativeBackbone
-from memspan.models.relative.self_attention import AttentionPass, RelativeLayer, Span, newest
-from memspan.models.segments import Documents, Padding, count_after, documents_of
+from memspan.models.relative.self_attention import AttentionPass, RelativeLayer, newest
+from memspan.models.segments import count_after
 from memspan.models.transformer_xl.config import TransformerXLConfig
-from memspan.nn import in_use, known
+from memspan.nn import known, where_in_use
 
 
 @dataclass(frozen=True, repr=False)
@@ -36,23 +34,6 @@ class TransformerXLMemory(Memory):
 
     def slots(self) -> dict[str, int]:
         return {"length": self.hidden.shape[2]}
-
-
-@known("pre")
-class StackedLayer(RelativeLayer):
-    """Attention over memory and segment, then the feed-forward sub-layer."""
-
-    def forward(
-        self,
-        x: Tensor,
-        memory: Tensor,
-        shared: AttentionPass,
-        biases: tuple[Tensor, Tensor | None],
-    ) -> Tensor:
-        """Read ``x [B, T, D]`` after this layer's ``memory [B, M, D]``."""
-        q, k, v = self.project(x, memory)
-        attended = self.attention.attend(q, k, v, shared, biases)
-        return self.residual(x, attended)
 
 
 @known("config")
@@ -71,7 +52,7 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
 
     def __init__(self, config: TransformerXLConfig) -> None:
         epsilon = config.norm_epsilon
-        layers = (StackedLayer(config, epsilon) for _ in range(config.n_layers))
+        layers = (RelativeLayer(config, epsilon) for _ in range(config.n_layers))
         super().__init__(config, layers, epsilon)
         self.schema = schema_of(self, PARTS)
 
@@ -108,47 +89,27 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
             length=counts + slots * (start == "zeros"),
         )
 
-    def forward(
+    def read_layers(
         self,
-        x: Tensor,
-        memory: TransformerXLMemory | None = None,
-        *,
-        starts: Tensor | None = None,
-        lengths: Tensor | None = None,
-        padding: Padding = "right",
-        implementation: str | None = None,
-        attention_weights: list[Tensor] | None = None,
-        span: Span | None = None,
-    ) -> BackboneOutput[TransformerXLMemory]:
-        """Read a segment, see :meth:`memspan.models.Backbone.forward`.
-
-        Args:
-            implementation: of :func:`memspan.ops.relative.relative_attention`.
-            attention_weights: a list that receives each layer's weights, ``[B, H, T, M + T]`` over
-                ``[memory | segment]``, before dropout and without gradient; for inspection. Left
-                padding counts as right padding in it.
-            span: the keys and distances that are told apart (None: as configured).
-        """
-        if memory is None:
-            memory = self.initial_memory(x.shape[0])
-        x, documents = documents_of(x, starts, lengths, padding)
-        slots, n_tokens = memory.hidden.shape[2], x.shape[1]
-        shared = self.attention_pass(
-            memory.length, n_tokens, slots, documents, implementation, attention_weights, span
-        )
-        h = self.dropout(x)
-        # Recomputed layers would append their weights to the caller's list again.
-        run = self.through if attention_weights is None else operator.call
-        recent = []
+        h: Tensor,
+        memory: TransformerXLMemory,
+        shared: AttentionPass,
+        run: Callable[..., Any],
+    ) -> tuple[Tensor, TransformerXLMemory, Tensor, dict[str, Tensor]]:
+        recent, documents = [], shared.documents
         for n, layer in enumerate(self.stack()):
             old = memory.hidden[:, n].to(h.dtype)
             recent.append(newest(old, h, documents))
             h = run(layer, h, old, shared, self.biases(n))
-        hidden = self.final_norm(h)
-        memory = memory_after(memory, torch.stack(recent, 1), n_tokens, documents)
-        if documents is not None:
-            hidden = documents.put_back(hidden)
-        return BackboneOutput(hidden, memory, h.new_zeros(()))
+        hidden, n_tokens = torch.stack(recent, 1), h.shape[1]
+        length = count_after(memory.length, n_tokens, documents).clamp(max=hidden.shape[2])
+        after = TransformerXLMemory(
+            tokens_seen=count_after(memory.tokens_seen, n_tokens, documents),
+            # What an earlier document left is forgotten.
+            hidden=hidden if documents is None else where_in_use(hidden, length),
+            length=length,
+        )
+        return h, after, h.new_zeros(()), {}
 
     @torch.no_grad()
     def attention_weights(self, x: Tensor, memory: TransformerXLMemory) -> AttentionWeights:
@@ -162,24 +123,3 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
             distances=(key[slots:, None] - key).float()[None],
             kinds={"memory": (key < 0)[None], "segment": (key >= 0)[None]},
         )
-
-    def reader_type(self) -> type[BackboneReader[TransformerXLMemory]]:
-        from memspan.models.transformer_xl.reader import TransformerXLReader
-
-        return TransformerXLReader
-
-
-def memory_after(
-    before: TransformerXLMemory, recent: Tensor, n_tokens: int, documents: Documents | None
-) -> TransformerXLMemory:
-    """The memory whose last ``M`` columns are ``recent [B, L, M, D]``."""
-    slots = recent.shape[2]
-    length = count_after(before.length, n_tokens, documents).clamp(max=slots)
-    if documents is not None:
-        # What an earlier document left is forgotten.
-        recent = recent.where(in_use(slots, length)[:, None, :, None], recent.new_zeros(()))
-    return TransformerXLMemory(
-        tokens_seen=count_after(before.tokens_seen, n_tokens, documents),
-        hidden=recent,
-        length=length,
-    )
