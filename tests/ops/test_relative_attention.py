@@ -19,10 +19,10 @@ FAST = ["fused", "sdpa"]
 # Queries, slots of memory.
 LENGTHS = [(1, 0), (1, 63), (63, 0), (63, 100), (100, 1)]
 OPTIONS = {
-    "all": ("content_bias", "position_bias", "position_scores"),
+    "all": ("content_bias", "position_bias", "scores"),
     "sinusoidal": ("content_bias", "position_bias"),
-    "learned": ("content_bias", "position_scores"),
-    "scores": ("position_scores",),
+    "learned": ("content_bias", "scores"),
+    "scores": ("scores",),
     "position": ("position_bias",),
     "bare": (),
 }
@@ -38,44 +38,31 @@ def inputs(
     width: int = 4,
     seed: int = 0,
 ) -> dict[str, Tensor]:
-    """Random float64 tensors under the operation's own names."""
+    """Random float64 tensors under the names of the operation and of :class:`Positions`."""
     generator = torch.Generator().manual_seed(seed)
     n_keys = slots + n_queries
     shapes = {
         "q": (batch, n_heads, n_queries, width),
         "k": (batch, n_heads, n_keys, width),
         "v": (batch, n_heads, n_keys, width),
-        "position_keys": (n_heads, n_keys, width),
+        "keys": (n_heads, n_keys, width),
         "content_bias": (n_heads, width),
         "position_bias": (n_heads, width),
-        "position_scores": (n_heads, n_keys),
+        "scores": (n_heads, n_keys),
     }
     found = {
         name: torch.randn(shape, generator=generator, dtype=torch.float64)
         for name, shape in shapes.items()
-        if name in ("q", "k", "v", "position_keys", *OPTIONS[options])
+        if name in ("q", "k", "v", "keys", *OPTIONS[options])
     }
     # Views, as heads that were split: no layout is taken for granted.
     return {name: t.mT.contiguous().mT for name, t in found.items()}
 
 
-NAMES = {
-    "position_keys": "keys",
-    "position_scores": "scores",
-    "content_bias": "content_bias",
-    "position_bias": "position_bias",
-}
-
-
-def positions(tensors: dict[str, Tensor], n_future: int = 0) -> Positions:
-    given = {ours: tensors[name] for name, ours in NAMES.items() if name in tensors}
-    return Positions(**given, n_future=n_future)
-
-
-def attend(*, n_future: int = 0, **given: Any) -> Tensor:
+def attend(**given: Any) -> Tensor:
     """The operation with :func:`inputs` as its arguments."""
-    at = positions(given, n_future)
-    return relative_attention(positions=at, **{n: x for n, x in given.items() if n not in NAMES})
+    at = Positions(**{name: given.pop(name) for name in Positions._fields if name in given})
+    return relative_attention(positions=at, **given)
 
 
 def causal(n_queries: int, slots: int) -> Tensor:
@@ -108,10 +95,8 @@ def by_hand(t: dict[str, Tensor], mask: Tensor | None, scale: float) -> Tensor:
     n_keys = t["k"].shape[2]
     lists = {name: tensor.tolist() for name, tensor in t.items()}
     zero = torch.zeros(n_heads, max(width, n_keys)).tolist()
-    q, k, v, r = (lists[name] for name in ("q", "k", "v", "position_keys"))
-    u, w, s = (
-        lists.get(name, zero) for name in ("content_bias", "position_bias", "position_scores")
-    )
+    q, k, v, r = (lists[name] for name in ("q", "k", "v", "keys"))
+    u, w, s = (lists.get(name, zero) for name in ("content_bias", "position_bias", "scores"))
     out = torch.zeros_like(t["q"])
     for b, h, i in itertools.product(range(batch), range(n_heads), range(n_queries)):
         weights = {}
@@ -251,7 +236,7 @@ def test_the_future_where_the_mask_allows_it(options: str, slots: int, n_future:
     n_keys = slots + n_queries
     t = inputs(n_queries, slots, options)
     wider = inputs(1, n_keys + n_future - 1, options, seed=1)
-    table = {n: wider[n] for n in ("position_keys", "position_scores") if n in wider}
+    table = {n: wider[n] for n in ("keys", "scores") if n in wider}
     query, key = torch.arange(slots, n_keys)[:, None], torch.arange(n_keys)
     mask: Tensor | None = (key <= query + n_future)[None]
     padding = torch.zeros(3, 2, n_future, 4, dtype=torch.float64)
@@ -273,6 +258,3 @@ def test_the_future_where_the_mask_allows_it(options: str, slots: int, n_future:
             gradients[implementation] = dict(zip(with_table, found, strict=True))
     for name, gradient in gradients["reference"].items():
         assert_same(gradients["fused"][name], gradient, 1e-11, name)
-
-
-# ----- Weights, empty inputs

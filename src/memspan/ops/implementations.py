@@ -79,5 +79,11 @@ def check_together(alike: bool = True, /, **tensors: Tensor | None) -> None:
             )
 
 
+def check_shape(name: str, tensor: Tensor | None, form: str, *sizes: int) -> None:
+    """Refuse a ``tensor`` of other ``sizes``; ``form`` has their letters. None: not given."""
+    if tensor is not None and tensor.shape != sizes:
+        raise MemspanError(f"{name} must be {form}, {[*sizes]}, not {[*tensor.shape]}")
+
+
 def _name(dtype: torch.dtype | None) -> str:
     return str(dtype).removeprefix("torch.")

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from memspan.errors import MemspanError
-from memspan.ops.implementations import Implementation, check_together, choose
+from memspan.ops.implementations import Implementation, check_shape, check_together, choose
 
 CACHE_BYTES = 2 << 20
 """Bytes of scores that are computed at once on a CPU; half or twice as many cost little."""
@@ -51,52 +51,39 @@ class Positions(NamedTuple):
 
     def check(self, q: Tensor, k: Tensor, mask: Tensor | None) -> None:
         """Raise :class:`MemspanError` unless they go with these queries, keys and mask."""
-        named = ("keys", "scores", "content_bias", "position_bias")
-        tensors = dict(zip(named, self[:4], strict=True))
-        check_together(False, q=q, k=k, **{f"positions.{name}": t for name, t in tensors.items()})
-        if q.dim() != 4 or k.dim() != 4 or _all_but_length(q) != _all_but_length(k):
+        keys, scores, u, w, n_future = self
+        named = zip(self._fields, self[:4], strict=False)
+        check_together(False, q=q, k=k, **{f"positions.{name}": tensor for name, tensor in named})
+        if q.dim() != 4 or k.dim() != 4 or q.shape != (*k.shape[:2], q.shape[2], k.shape[3]):
             raise MemspanError(
                 f"queries and keys do not fit together: {[*q.shape]} and {[*k.shape]}; pass "
                 "[B, H, T, K] and [B, H, S, K]"
             )
-        n_heads, n_queries, width = q.shape[1:]
-        n_keys = k.shape[2]
+        (batch, n_heads, n_queries, width), n_keys = q.shape, k.shape[2]
         if n_keys < n_queries:
             raise MemspanError(
                 f"{n_queries} queries need as many keys or more, not {n_keys}: keys are those of "
                 "memory and of the segment itself"
             )
-        if mask is None and n_queries > 1 and self.n_future != n_queries - 1:
+        if mask is None and n_queries > 1 and n_future != n_queries - 1:
             raise MemspanError(
                 f"without a mask {n_queries} queries see up to {n_queries - 1} keys of their "
                 f"future: give position keys for those distances with n_future={n_queries - 1}, or "
                 "a causal mask"
             )
-        if self.keys.dim() == 3 and self.keys.shape[1] != self.n_future + n_keys:
-            raise MemspanError(
-                f"{n_keys} keys and {self.n_future} future distances need as many position keys as "
-                f"both, {self.n_future + n_keys}, not {self.keys.shape[1]}"
-            )
-        distances = self.n_future + n_keys
-        sizes = ((n_heads, distances, width), (n_heads, distances), *[(n_heads, width)] * 2)
-        for (name, tensor), size in zip(tensors.items(), sizes, strict=True):
-            if tensor is not None and tensor.shape != size:
-                raise MemspanError(f"positions.{name} must be {[*size]}, not {[*tensor.shape]}")
+        check_shape("positions.keys", keys, "[H, F + S, K]", n_heads, n_future + n_keys, width)
+        check_shape("positions.scores", scores, "[H, F + S]", n_heads, n_future + n_keys)
+        check_shape("positions.content_bias", u, "[H, K]", n_heads, width)
+        check_shape("positions.position_bias", w, "[H, K]", n_heads, width)
         if mask is not None and not (
             mask.dtype == torch.bool
-            and mask.dim() == 3
-            and mask.shape[0] in (1, len(q))
-            and mask.shape[1:] == (n_queries, n_keys)
+            and mask.shape in ((1, n_queries, n_keys), (batch, n_queries, n_keys))
             and mask.device == q.device
         ):
             raise MemspanError(
-                f"the mask must be bool [1 or {len(q)}, {n_queries}, {n_keys}] on {q.device}, not "
+                f"the mask must be bool [1 or {batch}, {n_queries}, {n_keys}] on {q.device}, not "
                 f"{str(mask.dtype).removeprefix('torch.')} {[*mask.shape]} on {mask.device}"
             )
-
-
-def _all_but_length(x: Tensor) -> tuple[int, ...]:
-    return (*x.shape[:2], *x.shape[3:])
 
 
 class _Inputs(NamedTuple):
@@ -152,12 +139,8 @@ def relative_attention(
     """
     positions.check(q, k, mask)
     check_together(False, q=q, v=v)
-    if v.shape[:-1] != k.shape[:-1]:
-        raise MemspanError(f"values must be as many as keys: {[*v.shape]}, {[*k.shape]}")
-    if received is not None and received.shape != (len(k), k.shape[2]):
-        raise MemspanError(
-            f"received must be [B, S], {[len(k), k.shape[2]]}, not {[*received.shape]}"
-        )
+    check_shape("v", v, "[B, H, S, V]", *k.shape[:3], *v.shape[-1:])
+    check_shape("received", received, "[B, S]", len(k), k.shape[2])
     # Under autocast, projections are bfloat16 and biases float32.
     k, v, positions = k.to(q.dtype), v.to(q.dtype), positions.to(q.dtype)
     inputs = _Inputs(q, k, v, positions, mask, dropout, received)
