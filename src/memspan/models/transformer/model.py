@@ -20,16 +20,10 @@ from memspan.models.inputs import check_memory
 from memspan.models.output import BackboneOutput
 from memspan.models.protocol import Backbone, BackboneReader
 from memspan.models.relative.self_attention import newest
-from memspan.models.segments import (
-    Documents,
-    Padding,
-    count_after,
-    documents_of,
-    without_padding,
-)
+from memspan.models.segments import Padding, count_after, documents_of
 from memspan.models.sizes import refuse_oversized
 from memspan.models.transformer.config import TransformerConfig
-from memspan.nn import FeedForward, attention, dropout_layer, in_use, sinusoids
+from memspan.nn import FeedForward, attention, dropout_layer, in_use, sinusoids, where_in_use
 from memspan.ops.implementations import refuse_unknown_implementation
 
 
@@ -159,7 +153,7 @@ class Transformer(Backbone[Memory]):
         memory = self.initial_memory(len(x)) if memory is None else memory
         x, documents = documents_of(x, starts, lengths, padding)
         after: Memory = Memory(count_after(memory.tokens_seen, x.shape[1], documents))
-        again = 0
+        number, again = None if documents is None else documents.number, 0
         if isinstance(memory, TransformerWindow):
             n_slots = memory.inputs.shape[1]
             again = max(n_slots + 1 - x.shape[1], 0)
@@ -167,33 +161,23 @@ class Transformer(Backbone[Memory]):
                 # Slots that no row uses are not worth reading; to look would wait for another device.
                 again = min(again, int(memory.length.max()))
             length = count_after(memory.length, x.shape[1], documents).clamp(max=n_slots)
-            inputs = without_padding(
-                newest(memory.inputs, x.to(memory.inputs.dtype), documents), in_use(n_slots, length)
-            )
+            inputs = newest(memory.inputs, x.to(memory.inputs.dtype), documents)
+            inputs = where_in_use(inputs, length)
             after = TransformerWindow(after.tokens_seen, inputs, length)
+            if again:
+                # Of no document: empty slots see each other, or their softmax would have no key.
+                old = in_use(again, memory.length.clamp(max=again)).long() - 1
+                new = old.new_zeros(x.shape[:2]) if number is None else number
+                number = torch.cat([old, new], 1)
             x = torch.cat([memory.inputs[:, n_slots - again :].to(x.dtype), x], 1)
         position = torch.arange(x.shape[1], device=x.device)
         codes = sinusoids(position, self.config.d_model // self.config.n_heads, x.dtype)
         mask = (position <= position[:, None])[None]
-        if again:
-            assert isinstance(memory, TransformerWindow)
-            mask = _with_window(mask, in_use(again, memory.length.clamp(max=again)), documents)
-        elif documents is not None:
-            mask = documents.mask(mask)
+        if number is not None:
+            mask = mask & (number[:, :, None] == number[:, None])
         h = self.dropout(x)
         for layer in self.layers:
             h = self.through(layer, h, mask, codes, implementation == "reference")
         h = self.final_norm(h[:, again:])
         h = h if documents is None else documents.put_back(h)
         return BackboneOutput(h, after, h.new_zeros(()))
-
-
-def _with_window(causal: Tensor, used: Tensor, documents: Documents | None) -> Tensor:
-    """The mask ``[B, S, S]`` of tokens read again and a segment; ``used [B, S - T]``: of the former."""
-    own = F.pad(used, (0, causal.shape[-1] - used.shape[1]), value=True)
-    mask = causal & own[:, None]
-    if documents is not None:
-        number = F.pad(documents.number, (used.shape[1], 0))
-        mask = mask & (number[:, :, None] == number[:, None])
-    # An empty slot sees itself, or its softmax would have no key; nothing else sees it.
-    return mask | torch.eye(causal.shape[-1], dtype=torch.bool, device=causal.device)
