@@ -18,6 +18,7 @@ from memspan.errors import MemspanError
 from memspan.models import LanguageModel
 from memspan.models.compressive import compression as ops
 from memspan.models.compressive.config import CompressiveConfig
+from memspan.models.compressive.layer import Compression
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs.options import RunConfig
 from memspan.training.optimisers import Optimiser, set_learning_rate
@@ -119,22 +120,14 @@ def plain(kind: str, x: Tensor, parts: list[Tensor], rate: int) -> Tensor:
 @pytest.mark.parametrize("kind", FUNCTIONS)
 def test_functions_and_their_gradients(kind: str, rate: int) -> None:
     torch.manual_seed(rate)
+    config = compressive(d_model=6, compression=kind, compression_rate=rate).backbone
+    function = Compression(config).double()
     x = torch.randn(2, 3 * rate, 6, dtype=torch.float64, requires_grad=True)
-    parts: list[Tensor] = []
-    if kind == "convolution":
-        parts = [torch.randn(6, 6, rate), torch.randn(6)]
-    elif kind == "dilated-convolution":
-        levels = {2: 1, 3: 2, 4: 2, 5: 3}[rate]
-        parts = [torch.randn(levels, 6, 6, 2), torch.randn(levels, 6)]
-    parts = [p.double().requires_grad_() for p in parts]
-    run = {
-        "mean": lambda: ops.mean_pooling(x, rate),
-        "max": lambda: ops.max_pooling(x, rate),
-        "convolution": lambda: ops.convolution(x, *parts),
-        "dilated-convolution": lambda: ops.dilated_convolution(x, *parts, rate),
-    }[kind]
-    ours, expected = run(), plain(kind, x, parts, rate)
+    parts = [nn.init.normal_(parameter) for parameter in function.parameters()]
+    ours, expected = function(x, None), plain(kind, x, parts, rate)
     assert_same(ours, expected, 1e-12, kind)
+    if kind == "dilated-convolution":
+        assert 2 ** (len(parts[0]) - 1) < rate <= 2 ** len(parts[0])
     weight = torch.randn_like(expected)
     gradients = [torch.autograd.grad((y * weight).sum(), [x, *parts]) for y in (ours, expected)]
     for a, b in zip(*gradients, strict=True):
