@@ -84,7 +84,7 @@ def test_reader_options_that_are_refused() -> None:
     none = model.initial_memory(1, memory_length=0)
     attempts = {
         "at least 1 for a fixed span": lambda: model.reader(none, attention_span="fixed"),
-        "must be segment or fixed or None, not 'whole'": lambda: model.reader(attention_span="whole"),
+        "segment or fixed or None, not 'whole'": lambda: model.reader(attention_span="whole"),
         "at least 1, not 0": lambda: model.reader(clamp_length=0),
         "not an option of a FastWeights": lambda: (
             CASES["fast-delta"].model().reader(clamp_length=3)
