@@ -287,9 +287,13 @@ class CompressiveAttention(AttentionAlone):
             received,
             implementation,
         )
-        lengths = step.after.length, step.after.compressed_length
-        slots = newest(memory.hidden.to(x.dtype), x), compressed
-        after = CompressiveLayerMemory(*map(where_in_use, slots, lengths), *lengths)
+        length, compressed_length = step.after.length, step.after.compressed_length
+        after = CompressiveLayerMemory(
+            where_in_use(newest(memory.hidden.to(x.dtype), x), length),
+            where_in_use(compressed, compressed_length),
+            length,
+            compressed_length,
+        )
         return CompressiveLayerOutput(y, after, loss)
 
 
@@ -307,7 +311,7 @@ class CompressiveLayer(RelativeLayer):
     def initial_memory(self, batch_size: int) -> CompressiveLayerMemory:
         return self.attention.initial_memory(batch_size)
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         x: Tensor,
         memory: CompressiveLayerMemory | None = None,

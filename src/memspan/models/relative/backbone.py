@@ -181,7 +181,7 @@ class RelativeBackbone(Backbone[M]):
             return None
         for n, layer in enumerate(self.stack()):
             attention, (u, v) = layer.attention, self.biases(n)
-            weights = {
+            weights: dict[str, Tensor] = {
                 name.removeprefix("attention."): parameter
                 for name, parameter in layer.named_parameters()
                 if not name.startswith(("attention.position", "compression."))

@@ -93,7 +93,7 @@ class TransformerXLLayer(RelativeLayer):
         """A memory before the first token, of ``config.memory_length`` slots."""
         return self.attention.initial_memory(batch_size)
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         x: Tensor,
         memory: TransformerXLLayerMemory | None = None,
