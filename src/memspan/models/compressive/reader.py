@@ -101,14 +101,9 @@ class CompressiveReader(RelativeReader[CompressiveMemory]):
         )
         older = (self._end - total - slots).clamp(min=0)
         moved = end - n_compressed - slots
-        keys, values = (t.transpose(2, 3) for t in self._keys_and_values(hidden))
-        by_slot = self._hidden, self._keys.transpose(2, 3), self._values.transpose(2, 3)
-        at = at[:, None]
-        for buffer, made in zip(by_slot, (hidden, keys, values), strict=True):
-            kept = buffer[:, at, older]
-            buffer[:, at, new] = made.to(buffer.dtype)
-            # Last, since rows with fewer new ones than others have their older ones further right.
-            buffer[:, at, moved] = kept
+        made = hidden, *self._keys_and_values(hidden)
+        for buffer, slots in zip(self._buffers(), made, strict=True):
+            _put_in_front(buffer, slots, at, older, new, moved)
 
     @cached_property
     def _compressions(self) -> list[Compression]:
@@ -120,3 +115,23 @@ class CompressiveReader(RelativeReader[CompressiveMemory]):
                 if parameter.dim() > 2:
                     parameter.data = parameter.data.mT.contiguous().mT
         return copies
+
+
+def _put_in_front(buffer: Tensor, made: Tensor, rows: Tensor, *columns: Tensor) -> None:
+    """Write the compressed slots ``made`` into ``rows [b]`` of a ``buffer [L, B, (H,) C, K]``, and the
+    older ones, which move, before them.
+
+    ``columns``: of the older ones, of the new ones, and where the older ones move, ``[b, n]`` each.
+    """
+    *outer, room, width = buffer.shape
+    # As rows of one matrix, of which those of each row and head begin at another place.
+    first = torch.arange(0, buffer.numel() // width, room, device=buffer.device)
+    first = first.view(outer)[:, rows, ..., None]
+    older, new, moved = (
+        (first + (c if buffer.dim() == 4 else c[:, None])).flatten() for c in columns
+    )
+    matrix = buffer.view(-1, width)
+    kept = matrix.index_select(0, older)
+    matrix.index_copy_(0, new, made.flatten(0, -2).to(matrix.dtype))
+    # Last, since rows with fewer new ones than others have their older ones further right.
+    matrix.index_copy_(0, moved, kept)
