@@ -134,13 +134,6 @@ def test_functions_and_their_gradients(kind: str, rate: int) -> None:
         assert_same(a, b, 1e-12, f"gradient of {kind}")
 
 
-def test_most_used_keeps_what_was_looked_at() -> None:
-    x = torch.arange(12.0).view(1, 6, 2).repeat(2, 1, 1)
-    received = torch.tensor([[0.1, 0.9, 0.2, 0.5, 0.4, 0.6], [3.0, 1, 2, 0, 0, 1]])
-    kept = ops.most_used(x, received, 3)
-    assert kept[..., 0].tolist() == [[2.0, 10.0], [0.0, 10.0]]
-
-
 def test_most_used_follows_the_attention() -> None:
     """The slots that stay are those with the largest column sums of the first layer's weights."""
     model = compressive(compression="most-used", auxiliary_loss="none", memory_length=4).model()

@@ -30,11 +30,7 @@ from memspan.models.packing import schema_of
 from memspan.models.protocol import AttentionWeights, BackboneReader
 from memspan.models.relative.backbone import PARTS, RelativeBackbone
 from memspan.models.relative.self_attention import AttentionPass, RelativeLayer, newest
-from memspan.models.segments import (
-    Documents,
-    count_after,
-    padding_mask,
-)
+from memspan.models.segments import Documents, count_after, padding_mask
 from memspan.nn import in_use, known, where_in_use
 
 COMPRESSIVE_PARTS = rf"""{PARTS}
@@ -209,19 +205,20 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
         """
         context, n_tokens, documents = in_one_row(memory), h.shape[1], shared.documents
         step = Step.of(memory, n_tokens, self.config.compression_rate, documents)
+        length, compressed_length = step.after.length, step.after.compressed_length
         hidden, compressed, losses, shares = [], [], [], []
         for n, layer in enumerate(self.stack()):
             old, older = context[:, n].to(h.dtype), memory.compressed[:, n].to(h.dtype)
-            hidden.append(newest(old[:, older.shape[1] :], h, documents))
+            # Of a long segment nothing else is kept.
+            hidden.append(where_in_use(newest(old[:, older.shape[1] :], h, documents), length))
             h, older, loss, received = run(layer, h, old, older, step, shared, self.biases(n))
             compressed.append(older)
             losses.append(loss)
             if not self.training and received is not None:
                 shares.append(_shares(received, memory.length, n_tokens, documents))
-        length, compressed_length = step.after.length, step.after.compressed_length
         after = CompressiveMemory(
             tokens_seen=count_after(memory.tokens_seen, n_tokens, documents),
-            hidden=where_in_use(torch.stack(hidden, 1), length),
+            hidden=torch.stack(hidden, 1),
             compressed=where_in_use(torch.stack(compressed, 1), compressed_length),
             length=length,
             compressed_length=compressed_length,
@@ -237,10 +234,7 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
         """
         layers: list[Tensor] = []
         self(x, memory, implementation="reference", attention_weights=layers)
-        slots, rate = (
-            memory.compressed.shape[2] + memory.hidden.shape[2],
-            self.config.compression_rate,
-        )
+        slots, rate = sum(memory.slots().values()), self.config.compression_rate
         # Slots and tokens before the segment's first token; from it on, 0 and less.
         back = torch.arange(slots, -x.shape[1], -1, device=x.device)[None]
         length = memory.length[:, None]
