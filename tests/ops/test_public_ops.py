@@ -105,11 +105,7 @@ MISTAKES: list[tuple[Operation, dict[str, Any], str]] = [
     (CONVOLUTION, {"implementation": "quick"}, "no implementation 'quick': use by-tap, reference"),
     (CONVOLUTION, {"x": torch.randn(B, D)}, r"pass \[C, W\] and \[B, T, C\]"),
     (CONVOLUTION, {"weight": torch.randn(D)}, r"pass \[C, W\] and \[B, T, C\]"),
-    (
-        CONVOLUTION,
-        {"before": torch.zeros(B, 3, D)},
-        r"carried into a convolution must be \[2, 2, 8\]",
-    ),
+    (CONVOLUTION, {"before": torch.zeros(B, 3, D)}, r"before must be .* \[2, 2, 8\]"),
     (CONVOLUTION, {"before": torch.zeros(B, 2, D).double()}, "before is float64 and x float32"),
     (RECURRENCE, {"x": torch.randn(B, T, D + 1)}, r"x must be \[B, T, 8\]"),
     (RECURRENCE, {"old": torch.randn(B, S + 1, D)}, "O at most the span 6"),

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from memspan.errors import MemspanError
-from memspan.ops.implementations import Implementation, check_together, choose
+from memspan.ops.implementations import Implementation, check_shape, check_together, choose
 
 CACHE_BYTES = 1 << 18
 """On a CPU, this many bytes of outputs are worked on at once."""
@@ -56,11 +56,7 @@ def short_convolution(
             f"a convolution's weights {[*weight.shape]} do not fit inputs {[*x.shape]}: pass [C, W] "
             "and [B, T, C]"
         )
-    if before.shape != (len(x), taps - 1, len(weight)):
-        raise MemspanError(
-            f"the inputs carried into a convolution must be {[len(x), taps - 1, len(weight)]}, "
-            f"[B, W - 1, C], not {[*before.shape]}"
-        )
+    check_shape("before", before, "[B, W - 1, C]", len(x), taps - 1, len(weight))
     inputs = _Inputs(torch.cat([before, x], 1), weight)
     y = choose(IMPLEMENTATIONS, implementation, inputs)(inputs)
     # A copy: a view would keep the whole segment.
