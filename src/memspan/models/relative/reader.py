@@ -210,9 +210,9 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
             return self._counts, n_new
         self._seen_before = count_after(self._tokens_seen, n_new, documents)
         self._n_read = 0
-        fresh = documents.fresh.cpu()
-        counts = {name: count.where(~fresh, 0) for name, count in self._counts.items()}
-        return counts, documents.n_last.cpu()
+        # A device is waited for once.
+        kept, added = torch.stack([(~documents.fresh).long(), documents.n_last]).cpu()
+        return {name: kept * count for name, count in self._counts.items()}, added
 
     def _empty(self, rows: Tensor, at: Tensor) -> None:
         self._zero(at)
