@@ -120,7 +120,9 @@ class FastWeightsAttention(nn.Module):
 
     def initial_memory(self, batch_size: int) -> FastWeightsLayerMemory:
         """A memory before the first token, in float32 or better."""
-        return _empty(self, self.config, batch_size)
+        return FastWeightsLayerMemory.zeros(
+            next(self.parameters()), batch_size, row_sizes(self.config)
+        )
 
     def forward(
         self,
@@ -279,7 +281,7 @@ class FastWeightsLayer(nn.Module):
 
     def initial_memory(self, batch_size: int) -> FastWeightsLayerMemory:
         """A memory before the first token, in float32 or better."""
-        return _empty(self, self.attention.config, batch_size)
+        return self.attention.initial_memory(batch_size)
 
     def forward(
         self,
@@ -298,7 +300,3 @@ def row_sizes(config: FastWeightsConfig) -> dict[str, tuple[int, ...]]:
     features, heads = config.feature_width, config.n_heads
     sums = features if config.normalisation == "attention" else 0
     return {"weights": (heads, features, config.head_width), "key_sum": (heads, sums)}
-
-
-def _empty(layer: nn.Module, config: FastWeightsConfig, rows: int) -> FastWeightsLayerMemory:
-    return FastWeightsLayerMemory.zeros(next(layer.parameters()), rows, row_sizes(config))

@@ -73,7 +73,9 @@ class GatedDeltaRule(nn.Module):
 
     def initial_memory(self, batch_size: int) -> GatedDeltaNetLayerMemory:
         """A memory before the first token, in float32 or better."""
-        return _empty(self, self.config, batch_size)
+        return GatedDeltaNetLayerMemory.zeros(
+            next(self.parameters()), batch_size, row_sizes(self.config)
+        )
 
     def forward(
         self,
@@ -88,7 +90,8 @@ class GatedDeltaRule(nn.Module):
         Raises:
             MemspanError: shapes, types or devices do not go together.
         """
-        check_layer(self, x, self.config.d_model, memory)
+        config = self.config
+        check_layer(self, x, config.d_model, memory)
         memory = self.initial_memory(len(x)) if memory is None else memory
         weights, inputs = memory.weights, memory.inputs
         mixed = torch.cat([self.query(x), self.key(x), self.value(x)], -1)
@@ -99,54 +102,35 @@ class GatedDeltaRule(nn.Module):
             if implementation != "fla":
                 mixed, beta = mixed.to(weights.dtype), beta.to(weights.dtype)
             step, gate = step.to(weights.dtype), gate.to(weights.dtype)
-            y, weights, inputs = self.write_and_read(
-                mixed, beta, step, weights, inputs, implementation
+            mixed, carried = short_convolution(
+                mixed,
+                self.convolution.to(mixed.dtype),
+                inputs.to(mixed.dtype),
+                implementation="reference" if implementation == "reference" else None,
             )
-            y = self.norm(y.to(weights.dtype)) * F.silu(gate.unflatten(-1, y.shape[2:]))
-        return self.output(y.flatten(2).to(x.dtype)), GatedDeltaNetLayerMemory(weights, inputs)
-
-    def write_and_read(
-        self,
-        mixed: Tensor,
-        beta: Tensor,
-        step: Tensor,
-        weights: Tensor,
-        inputs: Tensor,
-        implementation: str | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The recurrence over a segment, from the projections: queries, keys and values side by side,
-        ``[B, T, C]``, and two logits per head, ``[B, T, H]``.
-
-        Returns ``y [B, T, H, V]``, and matrices and inputs after the segment.
-        """
-        config = self.config
-        mixed, after = short_convolution(
-            mixed,
-            self.convolution.to(mixed.dtype),
-            inputs.to(mixed.dtype),
-            implementation="reference" if implementation == "reference" else None,
-        )
-        inputs = after.to(inputs.dtype)
-        beta = beta.sigmoid() * (2 if config.negative_eigenvalues else 1)
-        q, k, v = F.silu(mixed).split(config.widths, -1)
-        q, k = (unit(t.unflatten(-1, (config.n_heads, -1))) for t in (q, k))
-        v = v.unflatten(-1, (config.value_heads, -1))
-        log_decay = -self.A_log.to(step.dtype).exp() * F.softplus(step + self.dt_bias)
-        if torch.compiler.is_compiling():
-            # The same, but its gradient comes back contiguous: traced, softplus's backward has the
-            # strides of its input (torch 2.13), and those of the gradient where it runs.
-            log_decay = torch.stack(log_decay.unbind(-1), -1)
-        y, weights = delta_rule(
-            q.transpose(1, 2) * config.head_width**-0.5,
-            k.transpose(1, 2),
-            v.transpose(1, 2),
-            beta.transpose(1, 2),
-            weights,
-            log_decay=log_decay.transpose(1, 2),
-            chunking=Chunking(config.chunk_size, config.recompute and torch.is_grad_enabled()),
-            implementation=implementation,
-        )
-        return y.transpose(1, 2), weights, inputs
+            q, k, v = F.silu(mixed).split(config.widths, -1)
+            q, k = (unit(t.unflatten(-1, (config.n_heads, -1))) for t in (q, k))
+            v = v.unflatten(-1, (config.value_heads, -1))
+            beta = beta.sigmoid() * (2 if config.negative_eigenvalues else 1)
+            log_decay = -self.A_log.to(step.dtype).exp() * F.softplus(step + self.dt_bias)
+            if torch.compiler.is_compiling():
+                # The same, but its gradient comes back contiguous: traced, softplus's backward has the
+                # strides of its input (torch 2.13), and those of the gradient where it runs.
+                log_decay = torch.stack(log_decay.unbind(-1), -1)
+            y, weights = delta_rule(
+                q.transpose(1, 2) * config.head_width**-0.5,
+                k.transpose(1, 2),
+                v.transpose(1, 2),
+                beta.transpose(1, 2),
+                weights,
+                log_decay=log_decay.transpose(1, 2),
+                chunking=Chunking(config.chunk_size, config.recompute and torch.is_grad_enabled()),
+                implementation=implementation,
+            )
+            y = y.transpose(1, 2).to(weights.dtype)
+            y = self.norm(y) * F.silu(gate.unflatten(-1, y.shape[2:]))
+        memory = GatedDeltaNetLayerMemory(weights, carried.to(inputs.dtype))
+        return self.output(y.flatten(2).to(x.dtype)), memory
 
 
 def unit(x: Tensor) -> Tensor:
@@ -174,7 +158,7 @@ class GatedDeltaNetLayer(nn.Module):
 
     def initial_memory(self, batch_size: int) -> GatedDeltaNetLayerMemory:
         """A memory before the first token, in float32 or better."""
-        return _empty(self, self.mixer.config, batch_size)
+        return self.mixer.initial_memory(batch_size)
 
     def forward(
         self,
@@ -195,7 +179,3 @@ def row_sizes(config: GatedDeltaNetConfig) -> dict[str, tuple[int, ...]]:
         "weights": (config.value_heads, config.head_width, config.value_width),
         "inputs": (config.convolution - 1, sum(config.widths)),
     }
-
-
-def _empty(layer: nn.Module, config: GatedDeltaNetConfig, rows: int) -> GatedDeltaNetLayerMemory:
-    return GatedDeltaNetLayerMemory.zeros(next(layer.parameters()), rows, row_sizes(config))

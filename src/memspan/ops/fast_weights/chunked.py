@@ -45,7 +45,8 @@ def run(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
         q, k = inputs.features(q), inputs.features(k)
         if not strengths:
             return _sum_rule(q, k, v, weights)
-        return _delta_rule(weights, q, k, v, *strengths)
+        apply: Any = _DeltaRule.apply
+        return apply(weights, q, k, v, *strengths)
 
     weights, outputs = inputs.weights.flatten(0, 1), []
     # Split once: the backward of slices would write a gradient of the full length for each.
@@ -89,11 +90,6 @@ def _sum_rule(q: Tensor, k: Tensor, v: Tensor, weights: Tensor) -> tuple[Tensor,
     return q @ before + (q @ k.mT).tril() @ v, after[-1]
 
 
-def _delta_rule(weights: Tensor, *tokens: Tensor) -> tuple[Tensor, Tensor]:
-    apply: Any = _DeltaRule.apply
-    return apply(weights, *tokens)
-
-
 class _DeltaRule(torch.autograd.Function):
     """A chunk writes ``u = beta z``, where ``z = (I + tril(K K^T, -1) diag(beta))^-1 (V - K S)``.
 
@@ -121,8 +117,9 @@ class _DeltaRule(torch.autograd.Function):
         if decay is not None:
             gram, scores = gram * decay.between, scores * decay.between
             reading, asking, writing = k * decay.since, q * decay.since, k * decay.until
+        eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device).expand_as(gram)
         inverse = torch.linalg.solve_triangular(
-            gram * beta.mT, _eye(gram), upper=False, unitriangular=True
+            gram * beta.mT, eye, upper=False, unitriangular=True
         )
         before, changes = [], []
         chunks = zip(*map(Tensor.unbind, (reading, v, beta, inverse, writing)), strict=True)
@@ -230,7 +227,3 @@ def _add_product(x: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
     """``x + alpha a b``, in place."""
     x.flatten(0, 1).baddbmm_(a.flatten(0, 1), b.flatten(0, 1), alpha=alpha)
     return x
-
-
-def _eye(like: Tensor) -> Tensor:
-    return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device).expand_as(like)

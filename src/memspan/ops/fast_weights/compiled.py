@@ -122,8 +122,10 @@ _GIVEN = ("q", "k", "v", "before", "beta", "log_decay")
 class _Rule(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, options: Options, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        given = _laid_out(tensors)
-        _, _, v, before, *strengths = given
+        q, k, v, before, *strengths = tensors
+        # Each item contiguous, and the memory.
+        q, k, v, before = *map(_side_by_side, (q, k, v)), before.contiguous()
+        given = (q, k, v, before, *strengths)
         named = dict(zip(_GIVEN, given, strict=False))
         y, after, n_saved = _by_token(v), before.new_empty(before.shape), 0
         named |= {"y": y, "after": after}
@@ -161,12 +163,6 @@ class _Rule(torch.autograd.Function):
             named["d_after"] = d_after.contiguous()
         _run("backward", named, ctx.options)
         return None, *found
-
-
-def _laid_out(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """As the loops take them: the memory contiguous, and of the others each item."""
-    q, k, v, weights, *strengths = tensors
-    return [*map(_side_by_side, (q, k, v)), weights.contiguous(), *strengths]
 
 
 def _side_by_side(x: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -9,15 +11,16 @@ from memspan.ops.fast_weights.feature_maps import in_plain_autograd
 from memspan.ops.fast_weights.rules import RuleInputs
 
 
-def run(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
-    """The delta rule, eq. 24 and 25, or without ``beta`` the sum rule, eq. 17.
+def run(
+    inputs: RuleInputs, activation: Callable[[Tensor], Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    """The delta rule, eq. 24 and 25, or without ``beta`` the sum rule, eq. 17; with an ``activation``
+    of the memory after each token eq. 2.
 
     A decay comes before a token reads or writes (Yang et al. 2024, arXiv 2412.06464, eq. 10).
     """
     inputs = inputs.by_value_head()
-    features = in_plain_autograd(
-        inputs.features if inputs.feature_map is None else inputs.feature_map
-    )
+    features = in_plain_autograd(inputs.feature_map or (lambda x: x))
     q, k, weights, outputs = features(inputs.q), features(inputs.k), inputs.weights, []
     length = k.shape[2]
     betas = [None] * length if inputs.beta is None else inputs.beta.unbind(2)
@@ -29,6 +32,8 @@ def run(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
         if beta_t is not None:
             written = beta_t.unsqueeze(-1) * (written - read(k_t, weights))
         weights = weights + outer(k_t, written)
+        if activation is not None:
+            weights = activation(weights)
         outputs.append(read(q_t, weights))
     return torch.stack(outputs, 2), weights
 

@@ -288,11 +288,6 @@ def outer_product_rule(
     """
     from memspan.ops.fast_weights import reference
 
-    RuleInputs(q, k, v, None, weights, None, _CHUNKING).check()
-    outputs = []
-    for q_t, k_t, v_t in zip(q.unbind(2), k.unbind(2), v.unbind(2), strict=True):
-        weights = weights + reference.outer(k_t, v_t)
-        if activation == "tanh":
-            weights = weights.tanh()
-        outputs.append(reference.read(q_t, weights))
-    return torch.stack(outputs, 2), weights
+    inputs = RuleInputs(q, k, v, None, weights, None, _CHUNKING)
+    inputs.check()
+    return reference.run(inputs, torch.tanh if activation == "tanh" else None)
