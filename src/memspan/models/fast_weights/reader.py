@@ -37,28 +37,24 @@ class FastWeightsReader(InPlaceReader[FastWeightsMemory]):
     @cached_property
     def _step(self) -> CompiledStep | None:
         """The loop in C, if it supports these options and can run here."""
-        config = self.backbone.config
-        supported = (
-            config.rule != "outer-product"
-            and config.feature_map == "dpfp"
-            and config.normalisation != "attention"
-            and config.norm != "post"
-            and next(self.backbone.parameters()).dtype == self._dtype
-        )
-        can = supported and delta_rule_loop.available(self._weights[0])
-        return self._compiled_step() if can else None
-
-    def _compiled_step(self) -> CompiledStep:
-        config = self.backbone.config
+        backbone, config = self.backbone, self.backbone.config
+        dpfp = next(backbone.stack()).attention.feature_map()
+        if (
+            not isinstance(dpfp, DPFP)
+            or config.normalisation == "attention"
+            or config.norm == "post"
+            or next(backbone.parameters()).dtype != self._dtype
+            or not delta_rule_loop.available(self._weights[0])
+        ):
+            return None
         stack = packed_stack(
             delta_rule_loop.SOURCE,
-            self.backbone.stack(),
+            backbone.stack(),
             [{"projections": weight} for weight in self._projections],
-            self.backbone.final_norm,
+            backbone.final_norm,
             n_heads=config.n_heads,
             batch=self._rows.count,
         )
-        dpfp = DPFP(config.nu, config.epsilon if config.normalisation == "sum" else None)
         return CompiledStep(stack, self._weights, dpfp, config.rule == "delta")
 
     def _put(self, rows: Tensor, at: Tensor, memory: FastWeightsMemory) -> None:
