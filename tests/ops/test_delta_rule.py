@@ -2,32 +2,166 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
-from delta_rules import (
-    RULES,
-    assert_all_same,
-    by_hand,
-    every,
-    every_rule,
-    fast,
-    inputs,
-    with_gradient,
-)
+import torch.nn.functional as F
 from torch import Tensor
 
 from golden import assert_same
 from memspan.errors import MemspanError
 from memspan.ops.fast_weights import compiled
 from memspan.ops.fast_weights.feature_maps import DPFP, dpfp, sum_to_one
-from memspan.ops.fast_weights.rules import Chunking, RuleInputs, delta_rule, outer_product_rule
+from memspan.ops.fast_weights.rules import (
+    Chunking,
+    RuleInputs,
+    delta_rule,
+    outer_product_rule,
+    sum_rule,
+)
 from memspan.ops.native import threads
 
-LENGTHS = [1, 63, 64, 100, 300]
+Tensors = dict[str, Tensor]
+RULES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
+    "delta": delta_rule,
+    "gated": delta_rule,
+    "sum": sum_rule,
+}
+COMPILES = pytest.param(
+    "compiled",
+    marks=pytest.mark.skipif(not compiled.available(torch.zeros(())), reason="no C compiler"),
+)
+every_rule = pytest.mark.parametrize("rule", RULES)
+fast = pytest.mark.parametrize("implementation", ["chunked", COMPILES])
+every = pytest.mark.parametrize("implementation", ["reference", "chunked", COMPILES])
+recompute_or_not = pytest.mark.parametrize("recompute", [False, True], ids=["", "recompute"])
+
+
+def inputs(
+    rule: str,
+    length: int,
+    *,
+    batch: int = 2,
+    n_heads: int = 3,
+    features: int = 6,
+    width: int = 4,
+    key_heads: int | None = None,
+) -> Tensors:
+    """Random tensors under the operations' own names, from a memory that is not empty."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    heads = (batch, n_heads, length)
+    t = {
+        "q": draw(*heads, features)[:, :key_heads],
+        # Longer keys than this would make the delta rule diverge: beta |k|^2 < 2.
+        "k": F.normalize(draw(*heads, features), dim=-1)[:, :key_heads],
+        "v": draw(*heads, width),
+        "weights": draw(batch, n_heads, features, width),
+    }
+    if rule == "gated":
+        # All of the memory, almost all, or almost nothing of it.
+        t["log_decay"] = -(4 * draw(*heads) - 4).exp()
+        t["log_decay"][:, :, 8::7] = 0.0
+    if rule != "sum":
+        t["beta"] = draw(*heads).sigmoid()
+        # The ends of its range, where a division by beta would fail.
+        t["beta"][:, :, ::5] = 0.0
+        t["beta"][:, :, 1::5] = 1.0
+    return t
+
+
+def to_float32(given: Tensors) -> Tensors:
+    return {name: t.float() for name, t in given.items()}
+
+
+def repeated(given: Tensors) -> Tensors:
+    """With each head of keys, of two, three times."""
+    return given | {name: given[name].repeat_interleave(3, 1) for name in ("q", "k")}
+
+
+def outcome(
+    rule: str,
+    given: Tensors,
+    *,
+    wanted: Collection[str] | None = None,
+    outputs: Collection[int] = (0, 1),
+    **options: Any,
+) -> Tensors:
+    """Outputs, final memory, and the gradients of the ``wanted`` inputs (None: of every one) through
+    these ``outputs``."""
+    leaves = {n: t.clone().requires_grad_(wanted is None or n in wanted) for n, t in given.items()}
+    change = options.pop("change", lambda t: t)
+    found = RULES[rule](**change(leaves), **options)
+    generator = torch.Generator().manual_seed(1)
+    upstream = [torch.randn(x.shape, generator=generator).to(x.dtype) for x in found]
+    parts = [n for n in outputs if found[n].requires_grad]
+    torch.autograd.backward([found[n] for n in parts], [upstream[n] for n in parts])
+    # None and zeros say the same.
+    gradients = {
+        f"gradient of {n}": torch.zeros_like(t) if t.grad is None else t.grad
+        for n, t in leaves.items()
+        if t.requires_grad
+    }
+    return {"y": found[0], "after": found[1], **gradients}
+
+
+def assert_all_same(found: Tensors, expected: Tensors, tolerance: float) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert_same(found[name], tensor, tolerance, name)
+
+
+def assert_reference(
+    rule: str,
+    given: Tensors,
+    tolerance: float = 1e-11,
+    *,
+    change: Callable[[Tensors], Tensors] = lambda t: t,
+    wanted: Collection[str] | None = None,
+    outputs: Collection[int] = (0, 1),
+    **options: Any,
+) -> None:
+    """All that :func:`outcome` gives is that of the reference in double precision, whose arguments are
+    first changed so."""
+    part: Any = {"wanted": wanted, "outputs": outputs}
+    exact = {name: t.double() for name, t in given.items()}
+    expected = outcome(rule, exact, change=change, implementation="reference", **part)
+    assert_all_same(outcome(rule, given, **part, **options), expected, tolerance)
+
+
+def by_hand(t: Tensors, squash: Callable[[float], float] = lambda x: x) -> Tensors:
+    """The equations at the top of the module, entry by entry."""
+    batch, n_heads, length, features = t["q"].shape
+    width = t["v"].shape[-1]
+    q, k, v, weights = (t[name].tolist() for name in ("q", "k", "v", "weights"))
+    out = torch.zeros_like(t["v"])
+    for b, h in itertools.product(range(batch), range(n_heads)):
+        w = weights[b][h]
+        for n in range(length):
+            if "log_decay" in t:
+                decay = math.exp(t["log_decay"][b, h, n])
+                w[:] = [[decay * x for x in row] for row in w]
+            for j in range(width):
+                change = v[b][h][n][j]
+                if "beta" in t:
+                    change -= sum(k[b][h][n][i] * w[i][j] for i in range(features))
+                    change *= t["beta"][b, h, n].item()
+                for i in range(features):
+                    w[i][j] = squash(w[i][j] + k[b][h][n][i] * change)
+                out[b, h, n, j] = sum(q[b][h][n][i] * w[i][j] for i in range(features))
+    return {"y": out, "after": torch.tensor(weights, dtype=torch.float64)}
+
+
+def read(rule: str, given: Tensors, **options: Any) -> Tensors:
+    return dict(zip(("y", "after"), RULES[rule](**given, **options), strict=True))
 
 
 # ----- The loops
@@ -36,42 +170,31 @@ LENGTHS = [1, 63, 64, 100, 300]
 @every_rule
 def test_reference_is_the_equation(rule: str) -> None:
     t = inputs(rule, 5)
-    assert_all_same(RULES[rule](**t, implementation="reference"), by_hand(t), 1e-12)
+    assert_all_same(read(rule, t, implementation="reference"), by_hand(t), 1e-12)
 
 
 @pytest.mark.parametrize("activation", ["tanh", "identity"])
-def test_outer_product_is_the_equation(activation: str) -> None:
+def test_outer_product_is_the_equation(activation: Any) -> None:
     t = inputs("sum", 5)
     squash = math.tanh if activation == "tanh" else lambda x: x
-    assert_all_same(outer_product_rule(**t, activation=activation), by_hand(t, squash), 1e-12)
-    tensors = tuple(with_gradient(inputs("sum", 3, batch=1)).values())
+    y, after = outer_product_rule(**t, activation=activation)
+    assert_all_same({"y": y, "after": after}, by_hand(t, squash), 1e-12)
+    tensors = tuple(x.requires_grad_() for x in inputs("sum", 3, batch=1).values())
     assert torch.autograd.gradcheck(partial(outer_product_rule, activation=activation), tensors)
 
 
 # ----- The fast paths
 
 
-@pytest.mark.parametrize("recompute", [False, True], ids=["", "recompute"])
-@pytest.mark.parametrize("length", LENGTHS)
+@recompute_or_not
+@pytest.mark.parametrize("length", [1, 63, 64, 100, 300])
 @every_rule
 @fast
 def test_fast_path_is_the_reference(
     implementation: str, rule: str, length: int, recompute: bool
 ) -> None:
-    """Outputs, final memory, and the gradient of every input through both of them."""
-    given = inputs(rule, length)
-    theirs, ours = with_gradient(given), with_gradient(given)
-    expected = RULES[rule](**theirs, implementation="reference")
-    found = RULES[rule](
-        **ours, chunking=Chunking(recompute=recompute), implementation=implementation
-    )
-    assert_all_same(found, list(expected), 1e-11)
-    generator = torch.Generator().manual_seed(1)
-    upstream = [torch.randn(e.shape, generator=generator, dtype=torch.float64) for e in expected]
-    torch.autograd.backward(expected, upstream)
-    torch.autograd.backward(found, upstream)
-    for name, tensor in ours.items():
-        assert_same(tensor.grad, theirs[name].grad, 1e-11, f"gradient of {name}")
+    chunking = Chunking(recompute=recompute)
+    assert_reference(rule, inputs(rule, length), chunking=chunking, implementation=implementation)
 
 
 @pytest.mark.parametrize("save_every", [1, 5, 40])
@@ -80,22 +203,15 @@ def test_fast_path_is_the_reference(
 def test_any_number_of_saved_memories(
     rule: str, save_every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiled, "SAVE_EVERY", save_every)
-    theirs, ours = with_gradient(inputs(rule, 90)), with_gradient(inputs(rule, 90))
-    for t, implementation in ((theirs, "reference"), (ours, "compiled")):
-        outputs = delta_rule(**t, implementation=implementation)
-        sum(x.sin().sum() for x in outputs).backward()
-    for name, tensor in ours.items():
-        assert_same(tensor.grad, theirs[name].grad, 1e-11, f"gradient of {name}")
+    for name in ("SAVE_EVERY", "SAVE_EVERY_WITH_DECAY"):
+        monkeypatch.setattr(compiled, name, save_every)
+    assert_reference(rule, inputs(rule, 90), implementation="compiled")
 
 
-@pytest.mark.parametrize("chunk_size", [1, 3, 500])
+@pytest.mark.parametrize("size", [1, 3, 500])
 @every_rule
-def test_any_chunk_size(rule: str, chunk_size: int) -> None:
-    t = inputs(rule, 130)
-    expected = RULES[rule](**t, implementation="reference")
-    found = RULES[rule](**t, chunking=Chunking(chunk_size), implementation="chunked")
-    assert_all_same(found, list(expected), 1e-11)
+def test_any_chunk_size(rule: str, size: int) -> None:
+    assert_reference(rule, inputs(rule, 130), chunking=Chunking(size), implementation="chunked")
 
 
 FEATURES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -120,17 +236,12 @@ def test_feature_map_inside(implementation: str, rule: str, name: str) -> None:
         given["k"] = given["k"] / 3
     n_features = features(given["k"]).shape[-1]
     given["weights"] = torch.randn(2, 3, n_features, 4, dtype=torch.float64)
-    upstream = torch.randn(2, 3, 70, 4, dtype=torch.float64)
-    t = with_gradient(given)
-    y, after = RULES[rule](**t, feature_map=features, implementation=implementation)
-    torch.autograd.backward((y, after), (upstream, torch.ones_like(after)))
-    result = [y, after, *(x.grad for x in t.values())]
-    t = with_gradient(given)
-    outside = t | {"q": features(t["q"]), "k": features(t["k"])}
-    y, after = RULES[rule](**outside, implementation="reference")
-    torch.autograd.backward((y, after), (upstream, torch.ones_like(after)))
-    for a, b in zip(result, [y, after, *(x.grad for x in t.values())], strict=True):
-        assert_same(a, b, 1e-11, "inside against outside")
+
+    def outside(t: Tensors) -> Tensors:
+        return t | {name: features(t[name]) for name in ("q", "k")}
+
+    options = {"implementation": implementation, "feature_map": features}
+    assert_reference(rule, given, change=outside, **options)
 
 
 @pytest.mark.parametrize("width", [1, 8, 20, 37, 64])
@@ -141,39 +252,27 @@ def test_any_width_in_single_precision(
 ) -> None:
     """Values of any width; several threads; tensors whose numbers lie anyhow."""
     monkeypatch.setattr(threads, "LEAST_WORK", 1)
-    given = inputs(rule, 200, features=12, width=width, dtype=torch.float32)
+    given = to_float32(inputs(rule, 200, features=12, width=width))
     given["k"] = given["k"].transpose(2, 3).contiguous().transpose(2, 3)
-    theirs = with_gradient({name: x.double() for name, x in given.items()})
-    ours = with_gradient(given)
-    expected = RULES[rule](**theirs, implementation="reference")
     n_threads = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
-        found = RULES[rule](**ours, implementation=implementation)
-        sum(x.square().sum() for x in found).backward()
+        assert_reference(rule, given, 1e-5, implementation=implementation)
     finally:
         torch.set_num_threads(n_threads)
-    sum(x.square().sum() for x in expected).backward()
-    assert_all_same(found, [x.float() for x in expected], 1e-5)
-    for name, tensor in ours.items():
-        assert_same(tensor.grad, theirs[name].grad.float(), 3e-5, f"gradient of {name}")
 
 
-@pytest.mark.parametrize("recompute", [False, True], ids=["", "recompute"])
-@pytest.mark.parametrize("length", [1, 7])
+@recompute_or_not
 @every_rule
 @fast
-def test_gradients_are_the_derivatives(
-    implementation: str, rule: str, length: int, recompute: bool
-) -> None:
-    t = with_gradient(inputs(rule, length, batch=1, n_heads=2, features=3, width=2))
+def test_gradients_are_the_derivatives(implementation: str, rule: str, recompute: bool) -> None:
+    t = inputs(rule, 7, batch=1, n_heads=2, features=3, width=2)
+    options = {"chunking": Chunking(3, recompute), "implementation": implementation}
 
     def run(*values: Tensor) -> tuple[Tensor, Tensor]:
-        arguments = dict(zip(t, values, strict=True))
-        chunking = Chunking(3, recompute)
-        return RULES[rule](**arguments, chunking=chunking, implementation=implementation)
+        return RULES[rule](**dict(zip(t, values, strict=True)), **options)
 
-    assert torch.autograd.gradcheck(run, tuple(t.values()))
+    assert torch.autograd.gradcheck(run, tuple(x.requires_grad_() for x in t.values()))
 
 
 @every_rule
@@ -181,20 +280,9 @@ def test_gradients_are_the_derivatives(
 def test_a_part_of_the_gradients(implementation: str, rule: str) -> None:
     """Where only some inputs, or only one output, take part."""
     given = inputs(rule, 40)
-    for name in given:
-        for output in (0, 1):
-            grads = []
-            for each in (implementation, "reference"):
-                t = dict(given) | {name: given[name].clone().requires_grad_()}
-                found = RULES[rule](**t, implementation=each)[output]
-                if found.requires_grad:
-                    grads.append(torch.autograd.grad(found.square().sum(), t[name])[0])
-            # The final memory knows nothing of the queries; a fused path may say so with zeros.
-            if len(grads) == 2:
-                assert_same(grads[0], grads[1], 1e-11, name)
-            else:
-                assert (name, output) == ("q", 1)
-                assert not any(g.any() for g in grads)
+    for name, output in itertools.product(given, (0, 1)):
+        part: Any = {"wanted": [name], "outputs": [output]}
+        assert_reference(rule, given, implementation=implementation, **part)
 
 
 @fast
@@ -203,7 +291,7 @@ def test_float32_does_not_drift(implementation: str) -> None:
     t = inputs("delta", 20_000, batch=1, n_heads=1)
     run = partial(delta_rule, implementation=implementation)
     y, weights = run(**t)
-    rough, rough_weights = run(**{name: x.float() for name, x in t.items()})
+    rough, rough_weights = run(**to_float32(t))
     error = (rough - y).abs().amax((0, 1, 3)).view(10, -1).amax(1)
     assert error.max() < 2e-5 * y.abs().max()
     assert error[-1] < 3 * error[0]
@@ -219,13 +307,10 @@ def test_a_large_value_leaves_gradients_of_earlier_tokens_alone(
     """What the backward pass takes for the memory before a token has lost nothing to rounding."""
     given = inputs(rule, 40)
     given["v"][:, :, 30] *= outlier
-    found = []
-    for dtype, each in ((torch.float64, "reference"), (torch.float32, implementation)):
-        t = with_gradient({name: x.to(dtype) for name, x in given.items()})
-        y, _ = RULES[rule](**t, implementation=each)
-        y.sum().backward()
-        found.append(t["q"].grad[:, :, :30])
-    assert_same(found[1], found[0], 1e-6, "gradient of earlier queries")
+    exact = outcome(rule, given, outputs=[0], implementation="reference")
+    rough = outcome(rule, to_float32(given), outputs=[0], implementation=implementation)
+    found, expected = (side["gradient of q"][:, :, :30] for side in (rough, exact))
+    assert_same(found, expected, 1e-6, "gradient of earlier queries")
 
 
 @every_rule
@@ -233,7 +318,9 @@ def test_a_large_value_leaves_gradients_of_earlier_tokens_alone(
 def test_memory_between_tokens_is_not_kept(implementation: str, rule: str) -> None:
     """For the backward pass one memory is kept per chunk, or per 16 chunks: not one per token."""
     length, features, width = 1024, 32, 32
-    t = with_gradient(inputs(rule, length, batch=1, n_heads=1, features=features, width=width))
+    t = inputs(rule, length, batch=1, n_heads=1, features=features, width=width)
+    for tensor in t.values():
+        tensor.requires_grad_()
     kept: list[int] = []
 
     def pack(x: Tensor) -> Tensor:
@@ -254,38 +341,23 @@ def test_memory_between_tokens_is_not_kept(implementation: str, rule: str) -> No
 # ----- Decay
 
 
+@pytest.mark.parametrize("rule", ["delta", "gated"])
 @pytest.mark.parametrize("length", [1, 32, 33, 100])
 @fast
-def test_heads_of_keys_serve_several_of_values(implementation: str, length: int) -> None:
-    given = inputs("gated", length, n_heads=6)
-    given |= {name: given[name][:, :2] for name in ("q", "k")}
-    theirs, ours = with_gradient(given), with_gradient(given)
-    repeated = {name: theirs[name].repeat_interleave(3, 1) for name in ("q", "k")}
-    expected = delta_rule(**theirs | repeated, implementation="reference")
-    found = delta_rule(**ours, implementation=implementation)
-    assert_all_same(found, list(expected), 1e-11)
-    for outputs in (expected, found):
-        sum(x.sin().sum() for x in outputs).backward()
-    for name, tensor in ours.items():
-        assert_same(tensor.grad, theirs[name].grad, 1e-11, f"gradient of {name}")
-    shared = {name: given[name] for name in ("q", "k", "v", "beta", "weights")}
-    expected = delta_rule(
-        **shared | {n: x.detach() for n, x in repeated.items()}, implementation=implementation
-    )
-    assert_all_same(delta_rule(**shared, implementation=implementation), list(expected), 1e-12)
+def test_heads_of_keys_serve_several_of_values(implementation: str, length: int, rule: str) -> None:
+    given = inputs(rule, length, n_heads=6, key_heads=2)
+    assert_reference(rule, given, change=repeated, implementation=implementation)
 
 
 @pytest.mark.parametrize("width", [4, 40])
 @fast
 def test_one_token_without_gradients(implementation: str, width: int) -> None:
     """A path of its own in C: of heads that share keys, cut from a longer text."""
-    t = inputs("gated", 4, n_heads=6, width=width)
+    t = inputs("gated", 4, n_heads=6, width=width, key_heads=2)
     one = {name: x if name == "weights" else x[:, :, 2:3] for name, x in t.items()}
-    one |= {name: one[name][:, :2] for name in ("q", "k")}
     one["weights"] = one["weights"].mT.contiguous().mT
-    repeated = {name: one[name].repeat_interleave(3, 1) for name in ("q", "k")}
-    expected = delta_rule(**one | repeated, implementation="reference")
-    assert_all_same(delta_rule(**one, implementation=implementation), list(expected), 1e-11)
+    expected = read("gated", repeated(one), implementation="reference")
+    assert_all_same(read("gated", one, implementation=implementation), expected, 1e-11)
     if implementation == "compiled":
         given = RuleInputs(**one, feature_map=None, chunking=Chunking())
         assert compiled.read_one(given) is not None
@@ -309,14 +381,7 @@ def test_what_follows_a_strong_decay_is_exact(implementation: str, strongest: fl
     given = inputs("gated", 60)
     given["log_decay"] = given["log_decay"].clamp(max=-1e-5) / 100
     given["log_decay"][:, :, 3::20] = strongest
-    found = []
-    for dtype, each in ((torch.float64, "reference"), (torch.float32, implementation)):
-        t = with_gradient({name: x.to(dtype) for name, x in given.items()})
-        y, after = delta_rule(**t, implementation=each)
-        (y.sum() + after.sum()).backward()
-        found.append([y, after, *(x.grad for x in t.values())])
-    for name, a, b in zip(("y", "weights", *given), found[1], found[0], strict=True):
-        assert_same(a, b, 3e-6, name)
+    assert_reference("gated", to_float32(given), 3e-6, implementation=implementation)
 
 
 @pytest.mark.parametrize("width", [5, 16])
@@ -328,14 +393,7 @@ def test_empty_memories_are_memories(implementation: str, length: int, width: in
     given["weights"][0, 1:3] = 0
     given["weights"][1, 3] = 0
     for wanted in (given.keys(), given.keys() - {"weights"}):
-        found = []
-        for each in ("reference", implementation):
-            t = {n: x.clone().requires_grad_(n in wanted) for n, x in given.items()}
-            y, after = delta_rule(**t, implementation=each)
-            (y.sin().sum() + after.sin().sum()).backward()
-            found.append({"y": y, "after": after} | {n: t[n].grad for n in wanted})
-        for name, expected in found[0].items():
-            assert_same(found[1][name], expected, 1e-11, name)
+        assert_reference("gated", given, wanted=wanted, implementation=implementation)
 
 
 @pytest.mark.parametrize("length", [1, 5, 40])
@@ -343,12 +401,12 @@ def test_empty_memories_are_memories(implementation: str, length: int, width: in
 @every
 def test_the_memory_can_be_written_in_place(implementation: str, rule: str, length: int) -> None:
     t = inputs(rule, length)
-    y, after = delta_rule(**t, implementation=implementation)
-    transposed = torch.empty_like(after).mT.contiguous().mT
-    for out in (torch.empty_like(after), transposed, t["weights"]):
-        found, same = delta_rule(**t, implementation=implementation, out=out)
-        assert same is out
-        assert_all_same([found, out], [y, after], 0)
+    expected = read(rule, t, implementation=implementation)
+    transposed = torch.empty_like(t["weights"]).mT.contiguous().mT
+    for out in (torch.empty_like(t["weights"]), transposed, t["weights"]):
+        found = read(rule, t, implementation=implementation, out=out)
+        assert found["after"] is out
+        assert_all_same(found, expected, 0)
 
 
 # ----- What does not fit
@@ -371,8 +429,8 @@ def test_the_compiled_loop_is_refused_where_it_cannot_run() -> None:
 
 def test_graphs_of_torch_compile_get_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     given = inputs("delta", 5)
-    expected = delta_rule(**given, implementation="chunked")
+    expected = read("delta", given, implementation="chunked")
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert_all_same(delta_rule(**given), expected, 0)
+    assert_all_same(read("delta", given), expected, 0)
     with pytest.raises(MemspanError, match=r"torch\.compile.* use chunked"):
         delta_rule(**given, implementation="compiled")
