@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from golden import Golden, assert_same, parameters
+from memspan.converters.labml import MODULES
 from memspan.models import FastWeights, FastWeightsMemory
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.ops.fast_weights import compiled as delta_rule_loop
@@ -59,44 +60,16 @@ def check_gradients(golden: Golden, named: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize("path", parameters("labml_fast_weights"))
 def test_labml(path: Path, dtype: torch.dtype) -> None:
     golden, tolerance = Golden(path), TOLERANCE[dtype]
-    config = golden.config
-    model = (
-        FastWeightsConfig(
-            n_layers=config["n_layers"],
-            d_model=config["d_model"],
-            n_heads=config["heads"],
-            d_ff=config["d_ff"],
-            nu=config["nu"],
-            epsilon=config["eps"],
-            norm="feed-forward",
-        )
-        .build()
-        .to(dtype)
-    )
-    names = {
-        "attention.query": "attn.query.linear",
-        "attention.key": "attn.key.linear",
-        "attention.value": "attn.value.linear",
-        "attention.beta": "attn.interpolation_weight.0.linear",
-        "attention.output": "attn.output",
-        "feed_forward.inner": "feed_forward.layer1",
-        "feed_forward.outer": "feed_forward.layer2",
-        "feed_forward_norm": "norm_ff",
-    }
+    options = {name: golden.config[name] for name in ("n_layers", "d_model", "d_ff", "nu")}
+    options |= {"n_heads": golden.config["heads"], "epsilon": golden.config["eps"]}
+    model = FastWeightsConfig(**options, norm="feed-forward").build().to(dtype)
     theirs = dict(golden.named("param."))
-    unused: dict[str, Tensor] = {}
-    for n in range(config["n_layers"]):
-        for kind in ("weight", "bias"):
-            name = f"layers.{n}.norm_self_attn.{kind}"
-            unused[name] = theirs.pop(name)
+    unused = {name: theirs.pop(name) for name in list(theirs) if ".norm_self_attn." in name}
     ours = {}
     for name, parameter in model.named_parameters():
-        kind = name.rpartition(".")[2]
-        if name.startswith("final_norm"):
-            ours[f"norm.{kind}"] = parameter
-        else:
-            _, n, rest = name.split(".", 2)
-            ours[f"layers.{n}.{names[rest.rpartition('.')[0]]}.{kind}"] = parameter
+        for their_module, our_module in MODULES[FastWeightsConfig].items():
+            name = name.replace(f".{our_module}.", f".{their_module}.")
+        ours[name.replace("final_norm", "norm")] = parameter
     assert set(ours) == set(theirs)
     with torch.no_grad():
         for name, parameter in ours.items():
