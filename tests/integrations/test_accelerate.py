@@ -59,15 +59,15 @@ def learned(model: Any, ids: Tensor) -> Tensors:
     return {"logits": output.logits.detach(), **gradients}
 
 
-def assert_equal(found: Tensors, expected: Tensors, tolerance: float = 2e-5) -> None:
+def assert_equal(found: Tensors, expected: Tensors) -> None:
     """Where a gradient is small beside all others, by those."""
     assert found.keys() == expected.keys()
     least = 1e-3 * max(float(t.abs().max()) for n, t in expected.items() if n != "logits")
     for name, t in expected.items():
         if name == "logits":
-            assert_same(found[name], t, tolerance, name)
+            assert_same(found[name], t, 2e-5, name)
         else:
-            assert (found[name] - t).abs().max() <= 5 * tolerance * max(t.abs().max(), least), name
+            assert (found[name] - t).abs().max() <= 1e-4 * max(t.abs().max(), least), name
 
 
 @pytest.mark.smoke
@@ -122,12 +122,14 @@ def subclass(model: Any) -> None:
 @pytest.mark.parametrize("first", [True, False])
 def test_what_others_did_to_a_layer_counts(change: Callable[[Any], None], first: bool) -> None:
     model = made()
-    plain = learned(model, tokens(model))["logits"]
+    ids = tokens(model)
+    plain = learned(model, ids)["logits"]
     for act in (change, accelerate) if first else (accelerate, change):
         act(model)
-    found = learned(model, tokens(model))
+    found = learned(model, ids)
     accelerate(model).remove()
-    expected = learned(model, tokens(model))
+    assert "forward" not in vars(mixer(model))
+    expected = learned(model, ids)
     assert_equal(found, expected)
     changed = not torch.allclose(plain, expected["logits"], atol=1e-3)
     assert changed == (change is not subclass)
@@ -184,7 +186,7 @@ def test_copies_and_files(tmp_path: Path) -> None:
         model.lm_head.weight.zero_()
     for module in (other, pickled):
         assert_same(module(tokens(model)).logits, expected, 2e-5, "copy")
-        accelerate(accelerate(module) and module).remove()
+        accelerate(module).remove()
         assert "forward" not in vars(mixer(module))
         assert torch.equal(module(tokens(model)).logits, expected)
     assert "forward" in vars(mixer(model))
@@ -282,16 +284,13 @@ def test_without_a_gpu_kernels_are_not_called(monkeypatch: pytest.MonkeyPatch) -
     """Where fla and causal-conv1d are installed and Triton finds no driver."""
     model = made("olmo_hybrid")
 
-    def kernel(plain: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(plain)
-        def stops(*given: Any, **options: Any) -> Any:
-            raise RuntimeError("0 active drivers ([]). There should only be one.")
-
-        return stops
+    def stops(*given: Any, **options: Any) -> Any:
+        raise RuntimeError("0 active drivers ([]). There should only be one.")
 
     for name in _OURS:
         plain = inspect.unwrap(getattr(modeling_olmo_hybrid, name))
-        monkeypatch.setattr(modeling_olmo_hybrid, name, kernel(plain))
+        kernel = functools.update_wrapper(functools.partial(stops), plain)
+        monkeypatch.setattr(modeling_olmo_hybrid, name, kernel)
     ids = tokens(model, 20)
     with pytest.raises(RuntimeError, match="0 active drivers"):
         model(ids)

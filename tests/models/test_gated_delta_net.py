@@ -26,8 +26,7 @@ if compiled.available(torch.zeros((), dtype=torch.float64)):
 
 
 def layer_norm(x: Tensor, norm: nn.Module) -> Tensor:
-    centred = x - x.mean()
-    return centred / (centred.square().mean() + 1e-5).sqrt() * norm.weight + norm.bias
+    return F.layer_norm(x, x.shape, norm.weight, norm.bias)
 
 
 def mixed_by_hand(part: GatedDeltaRule, xs: list[Tensor], matrices: Tensor, inputs: Tensor) -> Any:
@@ -74,9 +73,8 @@ def by_hand(backbone: GatedDeltaNet, x: Tensor, memory: GatedDeltaNetMemory) -> 
             mixed, *after = mixed_by_hand(layer.mixer, normed, s, before)
             h = [u + m for u, m in zip(h, mixed, strict=True)]
             feed = layer.feed_forward
-            for t, u in enumerate(h):
-                inner = feed.inner(layer_norm(u, layer.feed_forward_norm)).relu()
-                h[t] = u + feed.outer(inner)
+            normed = [layer_norm(u, layer.feed_forward_norm) for u in h]
+            h = [u + feed.outer(feed.inner(n).relu()) for u, n in zip(h, normed, strict=True)]
             own.append(after)
         hidden.append(torch.stack([layer_norm(u, backbone.final_norm) for u in h]))
         matrices.append(torch.stack([s for s, _ in own]))
