@@ -112,7 +112,8 @@ def test_a_run_goes_on_with_or_without_recomputing() -> None:
 @pytest.mark.processes
 def test_sigkill_at_a_random_step_loses_nothing() -> None:
     options = dataclasses.replace(
-        config(steps=100_000, save_every=5, evaluate_every=30), optim=OptimConfig(schedule="constant")
+        config(steps=100_000, save_every=5, evaluate_every=30),
+        optim=OptimConfig(schedule="constant"),
     )
     killed = Child("killed", start.train, options, Path("run"))
     checkpoints_of = Path("run/checkpoints")
