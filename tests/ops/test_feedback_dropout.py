@@ -15,7 +15,7 @@ from memspan.errors import MemspanError
 from memspan.models import Feedback
 from memspan.models.feedback import model as feedback
 from memspan.models.feedback.config import FeedbackConfig
-from memspan.ops.feedback.dropout import RESOLUTION, Factors, draw
+from memspan.ops.feedback.dropout import RESOLUTION, Dropout, draw
 
 SEGMENT = torch.zeros(8, 9, 24)
 SIZES = {"n_layers": 3, "n_heads": 2, "d_ff": 40, "n_slots": 30}
@@ -32,7 +32,7 @@ def test_the_share_kept_and_its_scale(dropout: float) -> None:
     """Of every kind, everywhere in it; on average a number stays what it is."""
     torch.manual_seed(0)
     kept = draw(SEGMENT, **SIZES, dropout=dropout, attention_dropout=1 - dropout)
-    for name, factor in kept.factors(torch.float64)._asdict().items():
+    for name, factor in zip(Dropout._fields, kept.factors(torch.float64)[:4], strict=False):
         share = dropout if name == "weights" else 1 - dropout
         deviation = (share * (1 - share)) ** 0.5
         mask = getattr(kept, name)
@@ -55,7 +55,7 @@ def test_what_is_dropped() -> None:
     visible = torch.ones(3, 5, dtype=torch.bool)
 
     def run(**factors: Tensor) -> Tensor:
-        return layer(x, keys, values, visible, None, Factors(**factors))
+        return layer(x, keys, values, visible, None, Dropout(**factors))
 
     nothing = run(attention=torch.zeros(3, 24), feed_forward=torch.zeros(3, 24))
     assert torch.equal(nothing, x)

@@ -30,7 +30,7 @@ from memspan.nn import FeedForward, dropout_layer, known
 from memspan.ops.feedback import compiled as feedback_loop
 from memspan.ops.feedback.attention import Distances, feedback_attention, span_mask
 from memspan.ops.feedback.buffers import FoldedWeights
-from memspan.ops.feedback.dropout import NO_DROPOUT, Factors, Kept, draw, drop
+from memspan.ops.feedback.dropout import NO_DROPOUT, Dropout, draw, drop
 from memspan.ops.feedback.recurrence import IMPLEMENTATIONS, feedback_recurrence
 from memspan.ops.implementations import refuse_unknown_implementation
 
@@ -94,7 +94,7 @@ class FeedbackLayer(nn.Module):
         values: Tensor,
         visible: Tensor,
         span_mask: Tensor | None,
-        factors: Factors = NO_DROPOUT,
+        factors: Dropout = NO_DROPOUT,
         attention_weights: list[Tensor] | None = None,
     ) -> Tensor:
         """Read one token per row: ``[B, D] -> [B, D]``.
@@ -104,7 +104,7 @@ class FeedbackLayer(nn.Module):
             keys: of the memory vectors, ``[B, H, S, K]``; ``values`` likewise.
             visible: bool ``[B, S]``, the valid slots. Where a row has none, attention adds zero.
             span_mask: what :meth:`span_mask` returns, computed once for many tokens.
-            factors: of dropout.
+            factors: of dropout, for this token and layer.
             attention_weights: a list that receives the attention weights ``[B, H, S]``.
         """
         z = self.attention_norm(x) if self.pre else x
@@ -157,21 +157,11 @@ class Feedback(Backbone[FeedbackMemory]):
         self.value = nn.ModuleList(
             nn.Linear(config.d_model, inner, bias=config.has_value_bias) for _ in range(groups)
         )
-        self.memory_norm = (
-            nn.LayerNorm(config.d_model)
-            if config.normalisation == "pre" and config.memory_norm
-            else nn.Identity()
-        )
-        self.layer_weights = (
-            nn.Parameter(_first_layer_weights(config))
-            if config.memory_vector == "learned"
-            else None
-        )
-        self.final_norm = (
-            nn.LayerNorm(config.d_model)
-            if config.normalisation == "pre" and config.final_norm
-            else nn.Identity()
-        )
+        norm, pre = partial(nn.LayerNorm, config.d_model), config.normalisation == "pre"
+        self.memory_norm = norm() if pre and config.memory_norm else nn.Identity()
+        learned = config.memory_vector == "learned"
+        self.layer_weights = nn.Parameter(_first_layer_weights(config)) if learned else None
+        self.final_norm = norm() if pre and config.final_norm else nn.Identity()
         initialise(self, config.initialisation, config.n_layers)
         self.schema = schema_of(self, PARTS)
 
@@ -308,7 +298,7 @@ class Feedback(Backbone[FeedbackMemory]):
                 penalty = penalty + (self.config.adaptive_span or 0.0) * spans.mean()
         return penalty
 
-    def _draw(self, x: Tensor, memory: FeedbackMemory, n_old: int) -> Kept | None:
+    def _draw(self, x: Tensor, memory: FeedbackMemory, n_old: int) -> Dropout | None:
         """What dropout keeps of the segment ``x`` (None: all)."""
         config, sizes = self.config, (self.config.n_layers, self.config.n_heads, self.config.d_ff)
         if not self.training or not (config.dropout or config.attention_dropout):
@@ -320,7 +310,7 @@ class Feedback(Backbone[FeedbackMemory]):
         self,
         x: Tensor,
         memory: FeedbackMemory,
-        kept: Kept | None = None,
+        kept: Dropout | None = None,
         attention_weights: list[Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The paper's loop over tokens: outputs and memory vectors, ``[B, T, D]`` each.

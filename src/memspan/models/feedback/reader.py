@@ -101,7 +101,9 @@ class FeedbackReader(BufferedReader[FeedbackMemory]):
         return valid, to_device(self._length(), self._device)
 
     def _read_segment(self, loop: StreamingLoop, x: Tensor) -> Tensor:
-        h, vectors = loop.read(x, self._kv, self._end, *self._valid())
+        valid, length = self._valid()
+        kv = self._kv[:, :, :, self._end - valid : self._end + x.shape[1]]
+        h, vectors = loop.read(x, kv, length)
         self._vectors[self._end : self._end + len(vectors)] = vectors
         self._end += len(vectors)
         self._count += len(vectors)

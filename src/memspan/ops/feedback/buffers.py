@@ -1,17 +1,20 @@
-"""Data shared by the loops of the Feedback Transformer's fast path: folded weights, tensors saved for
-backward, and gradients."""
+"""Data shared by the loops of the Feedback Transformer's fast path: folded weights, and tensors by the
+names that they have in ``compiled.c``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from memspan.errors import MemspanError
-from memspan.ops.feedback.dropout import Kept
+
+Buffers = dict[str, Tensor]
+"""Weights, by the fields of :class:`FoldedWeights`; keys and values ``kv [2, G, H * B, O + T, K]``,
+compiled in memory width first; what :func:`new_buffers` makes; and the masks that a call has:
+those of :func:`masks_of_old_slots`, and ``kept_`` with a field of :class:`Dropout`."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +60,6 @@ class FoldedWeights:
     def tensors(self) -> dict[str, Tensor]:
         """The weights by name, in the order of the fields."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "norms_memory"}
-
-    @classmethod
-    def of(cls, tensors: Sequence[Tensor], norms_memory: bool) -> FoldedWeights:
-        """The inverse of :meth:`tensors`, from its values."""
-        names = [f.name for f in fields(cls) if f.name != "norms_memory"]
-        named: dict[str, Any] = dict(zip(names, tensors, strict=True))
-        return cls(**named, norms_memory=norms_memory)
 
     def check(self, span: int) -> None:
         """Raise :class:`MemspanError` where their sizes are not those of one stack with this span."""
@@ -111,164 +107,96 @@ class FoldedWeights:
         return self.memory.shape[1] // (2 * n_heads * width)
 
 
-class Call(NamedTuple):
-    """Options of one call, and which slots of memory are valid in it."""
+class Options(NamedTuple):
+    """Of one call, besides tensors."""
 
-    n_old: int
-    """Slots of memory before the first token, O."""
     span: int
     """Earlier tokens that a token attends to, S."""
     activation: str
     eps: float
-    additive_mask: Tensor | None = None
-    """Additive mask over memory slots, ``[B, O]``; None if every row has all of them."""
-    has_memory: Tensor | None = None
-    """1 for a row with any valid slot, else 0, ``[B]``; None likewise."""
-    kept: Kept | None = None
-    """What dropout keeps (None: all)."""
-
-    def masks(self, like: Tensor) -> tuple[list[Tensor], list[float]]:
-        """The tensors and the scales in it, for :meth:`with_masks`; missing tensors are empty, of the
-        type of ``like``."""
-        kept = Kept() if self.kept is None else self.kept
-        tensors = (self.additive_mask, self.has_memory, *kept[:4])
-        scales = [kept.weights_scale, kept.scale]
-        return [like.new_empty(0) if t is None else t for t in tensors], scales
-
-    def with_masks(self, masks: Sequence[Tensor], scales: Sequence[float]) -> Call:
-        """The same call with these."""
-        given = [t if t.numel() else None for t in masks]
-        weights, attention, activated, feed_forward = given[2:]
-        kept = Kept(weights, attention, activated, feed_forward, *scales)
-        drops = any(t is not None for t in kept[:4])
-        return self._replace(
-            additive_mask=given[0], has_memory=given[1], kept=kept if drops else None
-        )
+    norms_memory: bool
+    weights_scale: float = 1.0
+    """Of dropout; likewise the next."""
+    scale: float = 1.0
 
 
-class Forward(Protocol):
-    """The forward loop. Reading on, it is called for each segment."""
+def new_buffers(w: Buffers, options: Options, n_steps: int, batch: int, n_old: int) -> Buffers:
+    """What the loop forward leaves for backward, uninitialised but for columns of ones; heads before
+    rows. A layer's sub-layers are its attention and its feed-forward.
 
-    def __call__(self, call: Call, kv: Tensor, start: int = 0, /) -> None:
-        """Read; ``start`` is the first slot in ``kv`` that the first token sees."""
+    ``streams``: the residual stream before each sub-layer and after the last, ``[2 * L + 1, T, B, D]``.
+    ``sums``: with post-norm, what the norms are given, ``[2 * L, T, B, D]``.
+    ``queries``: ``[T, L, H * B, K]``.
+    ``attended``: attention output plus a column of ones for the bias, ``[L, T, B, H * K + 1]``.
+    ``activated``: activations of the feed-forward plus a column of ones, ``[L, T, B, F + 1]``.
+    ``before``: their inputs, ``[L, T, B, F]``; only with gelu, for relu ``activated`` is enough.
+    ``vectors``: the tokens' memory vectors, ``[T, B, D]``.
+    ``probabilities``: attention weights, one step's ``[L, H * B, n]`` after the other's.
+    ``moments``: mean and ``rstd`` of each sub-layer's norm, and of the memory vectors' norm, where
+    compiled: ``[2 * L + 1, T, 2, B]``.
 
-
-@dataclass
-class Saved:
-    """Saved for backward; heads before rows."""
-
-    states: Tensor
-    """The input and every layer's output, ``[L + 1, T, B, D]``."""
-    middles: Tensor
-    """The residual stream between the sub-layers, ``[L, T, B, D]``."""
-    queries: Tensor
-    """``[T, L, H * B, K]``."""
-    attended: Tensor
-    """Attention output plus a column of ones for the bias: ``[L, T, B, H * K + 1]``."""
-    activated: Tensor
-    """Activations of the feed-forward plus a column of ones: ``[L, T, B, F + 1]``."""
-    before: Tensor
-    """Their inputs, ``[L, T, B, F]``, for gelu; for relu a view of ``activated``, which is enough."""
-    vectors: Tensor
-    """The tokens' memory vectors, ``[T, B, D]``."""
-    kv: Tensor
-    """Keys and values, ``[2, G, H * B, O + T, K]``; compiled, in memory width first."""
-    sums: Tensor
-    """With post-norm, what the norms are given: ``[2, L, T, B, D]``, after attention, then after the
-    feed-forward; else empty."""
-    memory_moments: Tensor
-    """Mean and ``rstd`` of memory vectors, ``[T, 2, B]``; set where they are normalised."""
-    mean: list[list[Any]] | None = None
-    """Means of each norm at each step, ``[B, 1]``: attention's, then feed-forward's, by layer."""
-    rstd: list[list[Any]] | None = None
-    """Reciprocals of standard deviations, likewise."""
-    moments: Tensor | None = None
-    """Both in one tensor, ``[L, T, 4, B]``, where compiled."""
-    probabilities: Any = None
-    """Attention weights of each step, ``[L, H * B, 1, n]``; compiled, all in one tensor."""
-
-    @classmethod
-    def empty(cls, w: FoldedWeights, call: Call, n_steps: int, batch: int, kv: Tensor) -> Saved:
-        """Uninitialised but for the columns of ones."""
-        n_layers, n_heads, d_model, width = w.query.shape
-        new, steps = w.query.new_empty, (n_layers, n_steps, batch)
-        attended, activated = new(*steps, n_heads * width + 1), new(*steps, w.inner.shape[2] + 1)
-        attended[..., -1] = activated[..., -1] = 1
-        gelu = call.activation == "gelu"
-        return cls(
-            states=new(n_layers + 1, n_steps, batch, d_model),
-            middles=new(*steps, d_model),
-            queries=new(n_steps, n_layers, n_heads * batch, width),
-            attended=attended,
-            activated=activated,
-            before=new(*steps, w.inner.shape[2]) if gelu else activated[..., :-1],
-            vectors=new(n_steps, batch, d_model),
-            kv=kv,
-            sums=new(2, *steps, d_model) if w.post_norm else new(0),
-            memory_moments=new(n_steps, 2, batch),
-        )
+    Args:
+        w: the weights.
+        options: of the call; ``n_steps``: T; ``batch``: B.
+        n_old: slots of memory at most, O.
+    """
+    n_layers, n_heads, d_model, width = w["query"].shape
+    new, steps, d_ff = w["query"].new_empty, (n_steps, batch), w["inner"].shape[2]
+    n_seen = sum(min(options.span, n_old + t) for t in range(n_steps))
+    buffers = {
+        "streams": new(2 * n_layers + 1, *steps, d_model),
+        "queries": new(n_steps, n_layers, n_heads * batch, width),
+        "attended": new(n_layers, *steps, n_heads * width + 1),
+        "activated": new(n_layers, *steps, d_ff + 1),
+        "vectors": new(*steps, d_model),
+        "probabilities": new(n_layers * n_heads * batch * n_seen),
+        "moments": new(2 * n_layers + 1, n_steps, 2, batch),
+    }
+    buffers["attended"][..., -1] = buffers["activated"][..., -1] = 1
+    if w["gains"].numel():
+        buffers["sums"] = new(2 * n_layers, *steps, d_model)
+    if options.activation == "gelu":
+        buffers["before"] = new(n_layers, *steps, d_ff)
+    return buffers
 
 
-@dataclass
-class Gradients:
-    """Gradients, named and laid out as in :class:`Saved`."""
+def new_gradients(b: Buffers, d_out: Tensor, d_vectors: Tensor) -> Buffers:
+    """Room for gradients, laid out as what they are of, under its name after ``d_``: zero where they
+    are added up, and with those from outside, of the output and the memory vectors.
 
-    states: Tensor
-    """The layers' outputs, ``[L, T, B, D]``."""
-    middles: Tensor
-    """``[L, T, B, D]``."""
-    attention: Tensor
-    """What attention adds to the residual stream, ``[L, T, B, D]``; the same tensor as ``middles``
-    where neither a norm nor dropout lies between."""
-    feed_forward: Tensor
-    """What the feed-forward adds, as ``attention``; the same tensor as ``states``."""
-    inner: Tensor
-    """Inputs of the activation, ``[L, T, B, F]``."""
-    query: Tensor
-    """``[L, T, B, H * K]``."""
-    first: Tensor
-    """The input, ``[T, B, D]``."""
-    mixed: Tensor
-    """The memory vectors, ``[T, B, D]``."""
-    projected: Tensor
-    """Their keys and values, ``[T, B, 2 * G * H * K]``."""
-    kv: Tensor
-    """``[2, G, H * B, O + T, K]``."""
-    position_keys: Tensor
-    """``[L, H, K, S]``."""
-    position_scores: Tensor
-    """``[L, H, 1, S]``."""
-
-    @classmethod
-    def empty(cls, saved: Saved, w: FoldedWeights, call: Call) -> Gradients:
-        """Uninitialised, but zero where gradients are added up."""
-        like, empty, zeros = saved.middles, torch.empty_like, torch.zeros_like
-        states, middles = empty(like), empty(like)
-        plain = not w.post_norm and call.kept is None
-        n_heads, _, width = w.query.shape[1:]
-        return cls(
-            states=states,
-            middles=middles,
-            attention=middles if plain else empty(like),
-            feed_forward=states if plain else empty(like),
-            inner=like.new_empty(*like.shape[:3], w.inner.shape[2]),
-            query=like.new_empty(*like.shape[:3], n_heads * width),
-            first=empty(saved.vectors),
-            mixed=empty(saved.vectors),
-            projected=like.new_empty(*like.shape[1:3], w.memory.shape[1]),
-            kv=zeros(saved.kv),
-            position_keys=zeros(w.position_keys, memory_format=torch.contiguous_format),
-            position_scores=zeros(w.position_scores, memory_format=torch.contiguous_format),
-        )
+    ``d_added``: what each sub-layer adds to the residual stream, ``[2 * L, T, B, D]``; the same tensor
+    as ``d_streams[1:]`` where neither a norm nor dropout lies between.
+    ``d_inner``: inputs of the activation, ``[L, T, B, F]``.
+    ``d_query``: queries, ``[L, T, B, H * K]``.
+    ``d_projected``: keys and values of the tokens' memory vectors, ``[T, B, 2 * G * H * K]``.
+    """
+    n_layers, n_heads, _, width = b["query"].shape
+    d_streams, steps = torch.empty_like(b["streams"]), (n_layers, *b["vectors"].shape[:2])
+    d_streams[-1] = d_out
+    plain, new = "sums" not in b and "kept_attention" not in b, b["streams"].new_empty
+    zeros = {
+        f"d_{name}": torch.zeros_like(b[name], memory_format=torch.contiguous_format)
+        for name in ("position_keys", "position_scores")
+    }
+    return zeros | {
+        "d_streams": d_streams,
+        "d_added": d_streams[1:] if plain else torch.empty_like(d_streams[1:]),
+        "d_inner": new(*steps, b["inner"].shape[2]),
+        "d_query": new(*steps, n_heads * width),
+        "d_vectors": d_vectors.clone(memory_format=torch.contiguous_format),
+        "d_projected": new(*steps[1:], b["memory"].shape[1]),
+        "d_kv": torch.zeros_like(b["kv"]),
+    }
 
 
-def mask_of_old_slots(length: Tensor, n_old: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """``additive_mask`` and ``has_memory`` of :class:`Call`."""
+def masks_of_old_slots(length: Tensor, n_old: int, dtype: torch.dtype) -> Buffers:
+    """``additive_mask``, ``[B, O]``, which scores of memory slots are added to, and ``has_memory``,
+    ``[B]``: 1 for a row with any valid slot, else 0."""
     absent = torch.arange(n_old, device=length.device) < (n_old - length)[:, None]
     # Its exponential is zero, and it is finite: a row without tokens must not become NaN.
     additive_mask = torch.zeros_like(absent, dtype=dtype)
     additive_mask.masked_fill_(absent, torch.finfo(dtype).min / 4)
-    return additive_mask, (length > 0).to(dtype)
+    return {"additive_mask": additive_mask, "has_memory": (length > 0).to(dtype)}
 
 
 def by_slot(kv: Tensor, batch: int) -> Tensor:

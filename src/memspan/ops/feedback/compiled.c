@@ -9,23 +9,21 @@
 #include "loop.h"
 
 typedef struct {
-    long steps, batch, d_model, n_heads, width, d_ff, n_layers, groups, n_old, span, gelu;
+    long steps, batch, d_model, n_heads, width, d_ff, n_layers, groups, n_old, span;
     long kv_stride; /* between the numbers of a slot; forward may use part of a longer buffer */
-    long norms_memory, post_norm;
+    long norms_memory;
     long kept_slots; /* W, the last size of kept_weights */
     double eps, weights_scale, scale;
     /* FoldedWeights weights. All tensors are contiguous. */
-    const REAL *query, *query_bias, *position_keys, *position_scores, *output, *inner, *inner_bias,
-        *outer, *memory, *memory_bias, *mix, *gains, *biases;
+    const REAL *query, *output, *inner, *outer, *memory, *query_bias, *position_keys, *position_scores,
+        *inner_bias, *memory_bias, *mix, *gains, *biases;
     const REAL *additive_mask, *has_memory; /* may be null */
     /* What dropout keeps; null: all. */
     const unsigned char *kept_weights, *kept_attention, *kept_activated, *kept_feed_forward;
-    REAL *states, *middles, *sums, *queries, *attended, *activated, *before, *vectors, *kv, *moments,
-        *memory_moments, *probabilities;
-    const REAL *d_out, *d_vectors;
-    REAL *d_states, *d_middles, *d_attention, *d_feed_forward, *d_inner, *d_query, *d_first, *d_mixed,
-        *d_projected, *d_kv, *d_position_keys, *d_position_scores;
-    REAL *d_scores; /* laid out as probabilities */
+    REAL *streams, *queries, *attended, *activated, *vectors, *kv, *moments, *probabilities;
+    REAL *sums, *before; /* null unless with post-norm, and with gelu */
+    REAL *d_streams, *d_added, *d_inner, *d_query, *d_vectors, *d_projected, *d_kv, *d_position_keys,
+        *d_position_scores, *d_scores;
 } Loop;
 
 /* ----- Parts of a step */
@@ -37,24 +35,6 @@ static void outer_product(
 ) {
     for (long k = 0; k < width; k++)
         for (long j = 0; j < n; j++) m[k * stride + j] += a[k] * w[j];
-}
-
-/* out = residual + the gradient g carried back through the norm of x */
-static void back_through_norm(
-    const REAL *g, const REAL *x, const REAL *mean, const REAL *rstd, const REAL *residual,
-    REAL *out, long rows, long size
-) {
-    for (long i = 0; i < rows; i++, g += size, x += size, residual += size, out += size) {
-        REAL a = 0, b = 0;
-        for (long d = 0; d < size; d++) {
-            a += g[d];
-            b += g[d] * (x[d] - mean[i]);
-        }
-        a /= size;
-        b *= rstd[i] * rstd[i] / size;
-        for (long d = 0; d < size; d++)
-            out[d] = residual[d] + rstd[i] * (g[d] - a - (x[d] - mean[i]) * b);
-    }
 }
 
 static REAL gelu_slope(REAL x) {
@@ -84,16 +64,14 @@ static Step *steps_of(const Loop *f) {
     return s;
 }
 
-/* The matrices of all layers, packed for products. */
+/* The matrices, packed for products: sub-layer i has numbers 2 i and 2 i + 1; the last is memory's. */
 typedef struct {
     long n;
-    Packed *query, *output, *inner, *outer, memory;
+    Packed matrices[];
 } Weights;
 
 void release(Weights *w) {
-    for (long i = 0; w->query && i < 4 * w->n; i++) free(w->query[i].panels);
-    free(w->memory.panels);
-    free(w->query);
+    for (long i = 0; i < w->n; i++) free(w->matrices[i].panels);
     free(w);
 }
 
@@ -104,24 +82,19 @@ static Packed pack_matrix(const REAL *a, long rows, long columns, int transposed
 
 /* Transposed for backward, without the biases' rows. */
 Weights *prepare(const Loop *f, int transposed) {
-    long D = f->d_model, F = f->d_ff, HK = f->n_heads * f->width, G = f->groups, L = f->n_layers;
-    Weights *w = calloc(1, sizeof(Weights));
+    long D = f->d_model, F = f->d_ff, HK = f->n_heads * f->width, L = f->n_layers, bias = !transposed;
+    Weights *w = calloc(1, sizeof(Weights) + (size_t)(4 * L + 1) * sizeof(Packed));
     if (!w) return NULL;
-    w->n = L;
-    w->query = calloc(4 * (size_t)L, sizeof(Packed));
-    int can = w->query != NULL;
-    if (can) {
-        w->output = w->query + L, w->inner = w->query + 2 * L, w->outer = w->query + 3 * L;
-        for (long l = 0; l < L; l++) {
-            w->query[l] = pack_matrix(f->query + l * D * HK, D, HK, transposed);
-            w->output[l] = pack_matrix(f->output + l * (HK + 1) * D, HK + !transposed, D, transposed);
-            w->inner[l] = pack_matrix(f->inner + l * D * F, D, F, transposed);
-            w->outer[l] = pack_matrix(f->outer + l * (F + 1) * D, F + !transposed, D, transposed);
-        }
-        w->memory = pack_matrix(f->memory, D, 2 * G * HK, transposed);
-        can = w->memory.panels != NULL;
-        for (long i = 0; i < 4 * L; i++) can = can && w->query[i].panels;
+    Packed *p = w->matrices;
+    for (long l = 0; l < L; l++) {
+        *p++ = pack_matrix(f->query + l * D * HK, D, HK, transposed);
+        *p++ = pack_matrix(f->output + l * (HK + 1) * D, HK + bias, D, transposed);
+        *p++ = pack_matrix(f->inner + l * D * F, D, F, transposed);
+        *p++ = pack_matrix(f->outer + l * (F + 1) * D, F + bias, D, transposed);
     }
+    *p = pack_matrix(f->memory, D, 2 * f->groups * HK, transposed);
+    int can = 1;
+    for (w->n = 0; w->n <= 4 * L; w->n++) can = can && w->matrices[w->n].panels;
     if (can) return w;
     release(w);
     return NULL;
@@ -137,8 +110,7 @@ typedef struct {
     long first, rows;
     Step *steps;
     REAL *z, *q, *projected, *slots, *read; /* [rows, D], [rows, HK], [rows, 2 G HK], [S], [K] */
-    REAL *d_sum, *d_added; /* backward: [rows, D] */
-    REAL *d_read; /* and of a block's steps, [BLOCK, L, H * rows, K] */
+    REAL *d_sum, *d_read; /* backward: [rows, D]; of a block's steps, [BLOCK, L, H * rows, K] */
 } Share;
 
 /* Zero if out of memory; it must be closed in any case. */
@@ -146,12 +118,11 @@ static int open_share(Share *s, const Loop *f, const Weights *w, long first, lon
     long n = end - first, D = f->d_model, HK = f->n_heads * f->width, P = 2 * f->groups * HK;
     long block = backward ? BLOCK * f->n_layers * HK * n : 0;
     *s = (Share){.f = f, .w = w, .first = first, .rows = n, .steps = steps_of(f)};
-    size_t size = (size_t)(n * (3 * D + HK + P) + f->span + f->width + block);
+    size_t size = (size_t)(n * (2 * D + HK + P) + f->span + f->width + block);
     REAL *room = s->z = malloc(size * sizeof(REAL));
     if (!room) return 0;
     s->q = room += n * D, s->projected = room += n * HK, s->slots = room += n * P;
-    s->read = room += f->span, s->d_sum = room += f->width, s->d_added = room += n * D;
-    s->d_read = room + n * D;
+    s->read = room += f->span, s->d_sum = room += f->width, s->d_read = room + n * D;
     return s->steps != NULL;
 }
 
@@ -161,18 +132,19 @@ static int close_share(Share *s, int done) {
     return done;
 }
 
-/* Where a layer's and a step's rows begin in [L, T, B]. */
+/* Where the rows of a layer's or, likewise, a sub-layer's step begin in [L, T, B]. */
 static long rows_at(const Share *s, long l, long t) {
     return (l * s->f->steps + t) * s->f->batch + s->first;
 }
 
-/* Of the norms in [L, T, 4, B]: attention's mean and, a batch further on, rstd; then feed-forward's. */
-static REAL *moments_at(const Share *s, long l, long t, int part) {
-    return s->f->moments + ((l * s->f->steps + t) * 4 + 2 * part) * s->f->batch + s->first;
-}
-
 static const unsigned char *kept_at(const unsigned char *kept, long at) {
     return kept ? kept + at : NULL;
+}
+
+/* Of what sub-layer i adds. */
+static const unsigned char *kept_added_at(const Share *s, long i, long t) {
+    const unsigned char *kept = i % 2 ? s->f->kept_feed_forward : s->f->kept_attention;
+    return kept_at(kept, rows_at(s, i / 2, t) * s->f->d_model);
 }
 
 /* Of one row's head in [T, L, H * B, W], for the slots that it attends to. */
@@ -189,41 +161,77 @@ static const REAL *dropped(Share *s, const REAL *p, const unsigned char *kept, l
     return s->slots;
 }
 
-/* ----- Forward */
-
-/* What a sub-layer is given: with post-norm x itself. */
-static const REAL *norm_before(Share *s, long l, long t, int part, const REAL *x) {
-    const Loop *f = s->f;
-    if (f->post_norm) return x;
-    REAL *mean = moments_at(s, l, t, part);
-    normalise(x, s->z, mean, mean + f->batch, s->rows, f->d_model, f->eps);
-    return s->z;
+/* The mean and, a batch further on, the rstd of a step's norm: of sub-layer i; last, of memory vectors. */
+static REAL *moments_at(const Share *s, long i, long t) {
+    return s->f->moments + rows_at(s, i, t) + (i * s->f->steps + t) * s->f->batch;
 }
 
-/* out = x + a p, with what dropout keeps of a p; then normed, with post-norm. Null a: out = x. */
-static void add_product(
-    Share *s, long l, long t, int part, const REAL *a, const Packed *p, const REAL *x, REAL *out
+static void norm(Share *s, long i, long t, const REAL *x, REAL *out) {
+    REAL *mean = moments_at(s, i, t);
+    normalise(x, out, mean, mean + s->f->batch, s->rows, s->f->d_model, s->f->eps);
+}
+
+/* out = residual + the gradient g carried back through that norm of x */
+static void back_through_norm(
+    Share *s, long i, long t, const REAL *g, const REAL *x, const REAL *residual, REAL *out
 ) {
+    long size = s->f->d_model;
+    const REAL *mean = moments_at(s, i, t), *rstd = mean + s->f->batch;
+    for (long i = 0; i < s->rows; i++, g += size, x += size, residual += size, out += size) {
+        REAL a = 0, b = 0;
+        for (long d = 0; d < size; d++) {
+            a += g[d];
+            b += g[d] * (x[d] - mean[i]);
+        }
+        a /= size;
+        b *= rstd[i] * rstd[i] / size;
+        for (long d = 0; d < size; d++)
+            out[d] = residual[d] + rstd[i] * (g[d] - a - (x[d] - mean[i]) * b);
+    }
+}
+
+/* Of the post-norm after sub-layer i; likewise biases. */
+static const REAL *gain_at(const Loop *f, const REAL *gains, long i) {
+    return gains + (i % 2 * f->n_layers + i / 2) * f->d_model;
+}
+
+/* ----- Forward */
+
+/* c = the stream before sub-layer i, normed unless with post-norm, times its first matrix. */
+static void multiply_given(
+    Share *s, long i, long t, const REAL *bias, REAL *c, long c_stride, int relu
+) {
+    const REAL *x = s->f->streams + rows_at(s, i, t) * s->f->d_model;
+    if (!s->f->sums) {
+        norm(s, i, t, x, s->z);
+        x = s->z;
+    }
+    product(x, s->f->d_model, s->w->matrices + 2 * i, s->rows, bias, NULL, c, c_stride, relu);
+}
+
+/* The stream after sub-layer i: the one before + a p, with what dropout keeps of a p; then normed, with
+   post-norm. Null a: nothing is added. */
+static void add_product(Share *s, long i, long t, const REAL *a) {
     const Loop *f = s->f;
-    long D = f->d_model, n = s->rows * D, at = rows_at(s, l, t) * D;
-    const unsigned char *kept = part ? f->kept_feed_forward : f->kept_attention;
-    REAL *sum = f->post_norm ? f->sums + part * f->n_layers * f->steps * f->batch * D + at : out;
+    const Packed *p = s->w->matrices + 2 * i + 1;
+    long D = f->d_model, n = s->rows * D, at = rows_at(s, i, t) * D;
+    const unsigned char *kept = kept_added_at(s, i, t);
+    const REAL *x = f->streams + at;
+    REAL *out = f->streams + rows_at(s, i + 1, t) * D, *sum = f->sums ? f->sums + at : out;
     if (!a) {
         memcpy(sum, x, n * sizeof(REAL));
     } else if (kept) {
         product(a, p->depth, p, s->rows, NULL, NULL, sum, D, 0);
-        drop(sum, kept + at, f->scale, n);
-        for (long i = 0; i < n; i++) sum[i] += x[i];
+        drop(sum, kept, f->scale, n);
+        for (long j = 0; j < n; j++) sum[j] += x[j];
     } else {
         product(a, p->depth, p, s->rows, NULL, x, sum, D, 0);
     }
-    if (!f->post_norm) return;
-    REAL *mean = moments_at(s, l, t, part);
-    const REAL *gain = f->gains + (part * f->n_layers + l) * D;
-    const REAL *bias = f->biases + (part * f->n_layers + l) * D;
-    normalise(sum, out, mean, mean + f->batch, s->rows, D, f->eps);
-    for (long i = 0; i < n; i += D)
-        for (long d = 0; d < D; d++) out[i + d] = out[i + d] * gain[d] + bias[d];
+    if (!f->sums) return;
+    const REAL *gain = gain_at(f, f->gains, i), *bias = gain_at(f, f->biases, i);
+    norm(s, i, t, sum, out);
+    for (long j = 0; j < n; j += D)
+        for (long d = 0; d < D; d++) out[j + d] = out[j + d] * gain[d] + bias[d];
 }
 
 /* What the head h of row b reads, in s->read. */
@@ -249,16 +257,13 @@ static void read_slots(Share *s, long l, long t, long h, long b, const REAL *q) 
 
 static void attention(Share *s, long l, long t) {
     const Loop *f = s->f;
-    long D = f->d_model, H = f->n_heads, K = f->width, HK = H * K;
-    const REAL *x = f->states + rows_at(s, l, t) * D;
+    long H = f->n_heads, K = f->width, HK = H * K;
     REAL *attended = f->attended + rows_at(s, l, t) * (HK + 1);
-    REAL *middle = f->middles + rows_at(s, l, t) * D;
     if (!s->steps[t].n) {
-        add_product(s, l, t, 0, NULL, NULL, x, middle);
+        add_product(s, 2 * l, t, NULL);
         return;
     }
-    const REAL *given = norm_before(s, l, t, 0, x);
-    product(given, D, s->w->query + l, s->rows, f->query_bias + l * HK, NULL, s->q, HK, 0);
+    multiply_given(s, 2 * l, t, f->query_bias + l * HK, s->q, HK, 0);
     for (long h = 0; h < H; h++)
         for (long i = 0; i < s->rows; i++) {
             read_slots(s, l, t, h, s->first + i, s->q + i * HK + h * K);
@@ -266,55 +271,54 @@ static void attention(Share *s, long l, long t) {
             for (long k = 0; k < K; k++)
                 attended[i * (HK + 1) + h * K + k] = has_memory * s->read[k];
         }
-    add_product(s, l, t, 0, attended, s->w->output + l, x, middle);
+    add_product(s, 2 * l, t, attended);
 }
 
 static void feed_forward(Share *s, long l, long t) {
     const Loop *f = s->f;
-    long D = f->d_model, F = f->d_ff, n = s->rows, at = rows_at(s, l, t);
-    const REAL *middle = f->middles + at * D, *z = norm_before(s, l, t, 1, middle);
+    long F = f->d_ff, n = s->rows, at = rows_at(s, l, t);
     const REAL *bias = f->inner_bias + l * F;
     REAL *activated = f->activated + at * (F + 1);
-    if (f->gelu) {
+    if (f->before) {
         REAL *before = f->before + at * F;
-        product(z, D, s->w->inner + l, n, bias, NULL, before, F, 0);
+        multiply_given(s, 2 * l + 1, t, bias, before, F, 0);
         for (long i = 0; i < n; i++) gelu(before + i * F, activated + i * (F + 1), F);
     } else {
-        product(z, D, s->w->inner + l, n, bias, NULL, activated, F + 1, 1);
+        multiply_given(s, 2 * l + 1, t, bias, activated, F + 1, 1);
     }
     for (long i = 0; f->kept_activated && i < n; i++) {
         REAL *row = activated + i * (F + 1);
         drop(row, f->kept_activated + (at + i) * F, f->scale, F);
     }
-    add_product(
-        s, l, t, 1, activated, s->w->outer + l, middle, f->states + rows_at(s, l + 1, t) * D
-    );
+    add_product(s, 2 * l + 1, t, activated);
+}
+
+/* A token's slot in keys and values, r = 0 .. 2 G H of them, of a row of this share. */
+static REAL *slot_at(const Share *s, REAL *kv, long t, long r, long i) {
+    const Loop *f = s->f;
+    return kv + (r * f->batch + s->first + i) * f->width * f->kv_stride + f->n_old + t;
 }
 
 /* The token's memory vector, and its keys and values. */
 static void memory_vector(Share *s, long t) {
     const Loop *f = s->f;
-    long D = f->d_model, H = f->n_heads, K = f->width, C = 2 * f->groups, P = C * H * K, n = s->rows;
+    long D = f->d_model, K = f->width, P = 2 * f->groups * f->n_heads * K, n = s->rows;
     REAL *vector = f->vectors + rows_at(s, 0, t) * D;
     memset(vector, 0, n * D * sizeof(REAL));
     for (long l = 0; l <= f->n_layers; l++) {
-        const REAL *state = f->states + rows_at(s, l, t) * D;
+        const REAL *state = f->streams + rows_at(s, 2 * l, t) * D;
         for (long i = 0; i < n * D; i++) vector[i] += f->mix[l] * state[i];
     }
     if (f->norms_memory) {
-        REAL *mean = f->memory_moments + 2 * t * f->batch + s->first;
-        normalise(vector, s->z, mean, mean + f->batch, n, D, f->eps);
+        norm(s, 2 * f->n_layers, t, vector, s->z);
         vector = s->z;
     }
-    product(vector, D, &s->w->memory, n, f->memory_bias, NULL, s->projected, P, 0);
+    product(vector, D, s->w->matrices + 4 * f->n_layers, n, f->memory_bias, NULL, s->projected, P, 0);
     for (long i = 0; i < n; i++)
-        for (long c = 0; c < C; c++)
-            for (long h = 0; h < H; h++) {
-                long r = c * H * f->batch + h * f->batch + s->first + i;
-                for (long k = 0; k < K; k++)
-                    f->kv[(r * K + k) * f->kv_stride + f->n_old + t] =
-                        s->projected[i * P + (c * H + h) * K + k];
-            }
+        for (long r = 0; r < P / K; r++) {
+            REAL *slot = slot_at(s, f->kv, t, r, i);
+            for (long k = 0; k < K; k++) slot[k * f->kv_stride] = s->projected[i * P + r * K + k];
+        }
 }
 
 int forward(const Loop *f, const Weights *w, long first, long end) {
@@ -335,73 +339,63 @@ int forward(const Loop *f, const Weights *w, long first, long end) {
 /* The gradients that later tokens gave this one's keys and values reach its memory vector. */
 static const REAL *back_memory_vector(Share *s, long t) {
     const Loop *f = s->f;
-    long D = f->d_model, H = f->n_heads, K = f->width, C = 2 * f->groups, P = C * H * K, n = s->rows;
-    long at = rows_at(s, 0, t);
-    REAL *d_projected = f->d_projected + at * P, *dm = f->d_mixed + at * D;
-    const REAL *from_outside = f->d_vectors + at * D;
+    const Packed *p = s->w->matrices + 4 * f->n_layers;
+    long D = f->d_model, K = f->width, P = p->depth, n = s->rows, at = rows_at(s, 0, t);
+    REAL *d_projected = f->d_projected + at * P, *dm = f->d_vectors + at * D;
     for (long i = 0; i < n; i++)
-        for (long c = 0; c < C; c++)
-            for (long h = 0; h < H; h++) {
-                long r = c * H * f->batch + h * f->batch + s->first + i;
-                for (long k = 0; k < K; k++)
-                    d_projected[i * P + (c * H + h) * K + k] =
-                        f->d_kv[(r * K + k) * f->kv_stride + f->n_old + t];
-            }
+        for (long r = 0; r < P / K; r++) {
+            const REAL *slot = slot_at(s, f->d_kv, t, r, i);
+            for (long k = 0; k < K; k++) d_projected[i * P + r * K + k] = slot[k * f->kv_stride];
+        }
     if (f->norms_memory) {
-        const REAL *mean = f->memory_moments + 2 * t * f->batch + s->first;
-        product(d_projected, P, &s->w->memory, n, NULL, NULL, s->z, D, 0);
-        back_through_norm(s->z, f->vectors + at * D, mean, mean + f->batch, from_outside, dm, n, D);
+        product(d_projected, P, p, n, NULL, NULL, s->z, D, 0);
+        back_through_norm(s, 2 * f->n_layers, t, s->z, f->vectors + at * D, dm, dm);
     } else {
-        product(d_projected, P, &s->w->memory, n, NULL, from_outside, dm, D, 0);
+        product(d_projected, P, p, n, NULL, dm, dm, D, 0);
     }
     return dm;
 }
 
-/* From the gradient g of what add_product made to that of its sum, returned, and of a p, in d_added. */
-static const REAL *back_through_sum(
-    Share *s, long l, long t, int part, const REAL *g, REAL *d_added
-) {
+/* Returns the gradient of sub-layer i's sum, from that of the stream after it. c = that of what it adds,
+   times its second matrix. */
+static const REAL *back_through_sum(Share *s, long i, long t, REAL *c) {
     const Loop *f = s->f;
-    long D = f->d_model, n = s->rows * D, at = rows_at(s, l, t) * D;
-    const unsigned char *kept = part ? f->kept_feed_forward : f->kept_attention;
-    if (f->post_norm) {
-        const REAL *sum = f->sums + part * f->n_layers * f->steps * f->batch * D + at;
-        const REAL *mean = moments_at(s, l, t, part), *gain = f->gains + (part * f->n_layers + l) * D;
-        for (long i = 0; i < n; i += D)
-            for (long d = 0; d < D; d++) s->z[i + d] = g[i + d] * gain[d];
+    const Packed *p = s->w->matrices + 2 * i + 1;
+    long D = f->d_model, n = s->rows * D, at = rows_at(s, i, t) * D;
+    const REAL *g = f->d_streams + rows_at(s, i + 1, t) * D;
+    REAL *d_added = f->d_added + at;
+    const unsigned char *kept = kept_added_at(s, i, t);
+    if (f->sums) {
+        const REAL *gain = gain_at(f, f->gains, i);
+        for (long j = 0; j < n; j += D)
+            for (long d = 0; d < D; d++) s->z[j + d] = g[j + d] * gain[d];
         /* Nothing passes beside the norm. */
         memset(s->d_sum, 0, n * sizeof(REAL));
-        back_through_norm(s->z, sum, mean, mean + f->batch, s->d_sum, s->d_sum, s->rows, D);
+        back_through_norm(s, i, t, s->z, f->sums + at, s->d_sum, s->d_sum);
         g = s->d_sum;
     }
     if (g != d_added) memcpy(d_added, g, n * sizeof(REAL));
-    if (kept) drop(d_added, kept + at, f->scale, n);
+    if (kept) drop(d_added, kept, f->scale, n);
+    product(d_added, D, p, s->rows, NULL, NULL, c, p->columns, 0);
     return g;
 }
 
-/* out = residual + the gradient of x, which a sub-layer was given: d_product p, through any norm before. */
-static void back_through_given(
-    Share *s, long l, long t, int part, const REAL *d_product, const Packed *p, const REAL *x,
-    const REAL *residual, REAL *out
-) {
+/* The gradient of the stream before sub-layer i, from those of its sum and of its first product. */
+static void back_through_given(Share *s, long i, long t, const REAL *d_sum, const REAL *d_product) {
     const Loop *f = s->f;
-    long D = f->d_model;
-    if (f->post_norm) {
-        product(d_product, p->depth, p, s->rows, NULL, residual, out, D, 0);
-        return;
-    }
-    const REAL *mean = moments_at(s, l, t, part);
-    product(d_product, p->depth, p, s->rows, NULL, NULL, s->z, D, 0);
-    back_through_norm(s->z, x, mean, mean + f->batch, residual, out, s->rows, D);
+    const Packed *p = s->w->matrices + 2 * i;
+    long at = rows_at(s, i, t) * f->d_model;
+    REAL *g = f->sums ? f->d_streams + at : s->z;
+    product(d_product, p->depth, p, s->rows, NULL, f->sums ? d_sum : NULL, g, f->d_model, 0);
+    if (!f->sums) back_through_norm(s, i, t, g, f->streams + at, d_sum, f->d_streams + at);
 }
 
 static void back_feed_forward(Share *s, long l, long t) {
     const Loop *f = s->f;
-    long D = f->d_model, F = f->d_ff, n = s->rows, at = rows_at(s, l, t);
-    REAL *d_inner = f->d_inner + at * F, *d_added = f->d_feed_forward + at * D;
-    const REAL *d_sum = back_through_sum(s, l, t, 1, f->d_states + at * D, d_added);
-    product(d_added, D, s->w->outer + l, n, NULL, NULL, d_inner, F, 0);
-    if (f->gelu) {
+    long F = f->d_ff, n = s->rows, at = rows_at(s, l, t);
+    REAL *d_inner = f->d_inner + at * F;
+    const REAL *d_sum = back_through_sum(s, 2 * l + 1, t, d_inner);
+    if (f->before) {
         const REAL *before = f->before + at * F;
         for (long i = 0; i < n * F; i++) d_inner[i] *= gelu_slope(before[i]);
         if (f->kept_activated) drop(d_inner, f->kept_activated + at * F, f->scale, n * F);
@@ -413,10 +407,7 @@ static void back_feed_forward(Share *s, long l, long t) {
             for (long j = 0; j < F; j++)
                 d_inner[i * F + j] *= activated[i * (F + 1) + j] > 0 ? scale : 0;
     }
-    const REAL *middle = f->middles + at * D;
-    back_through_given(
-        s, l, t, 1, d_inner, s->w->inner + l, middle, d_sum, f->d_middles + at * D
-    );
+    back_through_given(s, 2 * l + 1, t, d_sum, d_inner);
 }
 
 /* Gradients of the query, into dq, and of the scores, for the head h of row b. */
@@ -438,17 +429,16 @@ static void back_read_slots(Share *s, long l, long t, long h, long b, const REAL
     add_dots(dq, ds, f->position_keys + table, f->span, K, step.n);
 }
 
-static void back_attention(Share *s, long l, long t, REAL *below) {
+static void back_attention(Share *s, long l, long t) {
     const Loop *f = s->f;
-    long D = f->d_model, H = f->n_heads, K = f->width, HK = H * K, n = s->rows, at = rows_at(s, l, t);
-    REAL *d_query = f->d_query + at * HK, *d_added = f->d_attention + at * D;
-    const REAL *d_sum = back_through_sum(s, l, t, 0, f->d_middles + at * D, d_added);
+    long D = f->d_model, H = f->n_heads, K = f->width, HK = H * K, n = s->rows;
+    REAL *d_query = f->d_query + rows_at(s, l, t) * HK;
+    const REAL *d_sum = back_through_sum(s, 2 * l, t, s->q);
     memset(d_query, 0, n * HK * sizeof(REAL));
     if (!s->steps[t].n) {
-        memcpy(below, d_sum, n * D * sizeof(REAL));
+        memcpy(f->d_streams + rows_at(s, 2 * l, t) * D, d_sum, n * D * sizeof(REAL));
         return;
     }
-    product(d_added, D, s->w->output + l, n, NULL, NULL, s->q, HK, 0);
     for (long h = 0; h < H; h++)
         for (long i = 0; i < n; i++) {
             REAL has_memory = t == 0 && f->has_memory ? f->has_memory[s->first + i] : 1;
@@ -456,8 +446,7 @@ static void back_attention(Share *s, long l, long t, REAL *below) {
             for (long k = 0; k < K; k++) d_o[k] = has_memory * s->q[i * HK + h * K + k];
             back_read_slots(s, l, t, h, s->first + i, d_o, d_query + i * HK + h * K);
         }
-    const REAL *x = f->states + at * D;
-    back_through_given(s, l, t, 0, d_query, s->w->query + l, x, d_sum, below);
+    back_through_given(s, 2 * l, t, d_sum, d_query);
 }
 
 /* What step t adds to the gradients of the keys and values in the slots from .. to, for a row's head h. */
@@ -494,20 +483,23 @@ static void keys_and_values(Share *s, long t) {
         }
 }
 
+/* The share of the memory vector in the gradient of a state, that below layer l. */
+static void add_mixed(Share *s, long l, long t, const REAL *dm) {
+    const Loop *f = s->f;
+    REAL *d_state = f->d_streams + rows_at(s, 2 * l, t) * f->d_model;
+    for (long i = 0; i < s->rows * f->d_model; i++) d_state[i] += f->mix[l] * dm[i];
+}
+
 int backward(const Loop *f, const Weights *w, long first, long end) {
     Share s;
-    long D = f->d_model, L = f->n_layers;
     int can = open_share(&s, f, w, first, end, 1);
     for (long t = f->steps - 1; can && t >= 0; t--) {
-        const REAL *dm = back_memory_vector(&s, t), *d_out = f->d_out + rows_at(&s, 0, t) * D;
-        REAL *d_state = f->d_states + rows_at(&s, L - 1, t) * D;
-        for (long i = 0; i < s.rows * D; i++) d_state[i] = d_out[i] + f->mix[L] * dm[i];
-        for (long l = L - 1; l >= 0; l--) {
-            REAL *below =
-                l ? f->d_states + rows_at(&s, l - 1, t) * D : f->d_first + rows_at(&s, 0, t) * D;
+        const REAL *dm = back_memory_vector(&s, t);
+        add_mixed(&s, f->n_layers, t, dm);
+        for (long l = f->n_layers - 1; l >= 0; l--) {
             back_feed_forward(&s, l, t);
-            back_attention(&s, l, t, below);
-            for (long i = 0; i < s.rows * D; i++) below[i] += f->mix[l] * dm[i];
+            back_attention(&s, l, t);
+            add_mixed(&s, l, t, dm);
         }
         keys_and_values(&s, t);
     }

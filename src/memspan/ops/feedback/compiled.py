@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from memspan.ops.feedback.buffers import Call, FoldedWeights, Forward, Gradients, Saved
+from memspan.ops.feedback.buffers import Buffers, Options
 from memspan.ops.native import compiler
 from memspan.ops.native.threads import in_shares
 
 SOURCE = Path(__file__).with_suffix(".c")
 INTEGERS = (
     "steps", "batch", "d_model", "n_heads", "width", "d_ff", "n_layers", "groups", "n_old", "span",
-    "gelu", "kv_stride", "norms_memory", "post_norm", "kept_slots",
+    "kv_stride", "norms_memory", "kept_slots",
 )  # fmt: skip
+MATRICES = ("query", "output", "inner", "outer", "memory")
 POINTERS = (
-    "query", "query_bias", "position_keys", "position_scores", "output", "inner", "inner_bias",
-    "outer", "memory", "memory_bias", "mix", "gains", "biases", "additive_mask", "has_memory",
-    "kept_weights", "kept_attention", "kept_activated", "kept_feed_forward", "states", "middles",
-    "sums", "queries", "attended", "activated", "before", "vectors", "kv", "moments",
-    "memory_moments", "probabilities", "d_out", "d_vectors", "d_states", "d_middles", "d_attention",
-    "d_feed_forward", "d_inner", "d_query", "d_first", "d_mixed", "d_projected", "d_kv",
-    "d_position_keys", "d_position_scores", "d_scores",
+    *MATRICES, "query_bias", "position_keys", "position_scores", "inner_bias", "memory_bias", "mix",
+    "gains", "biases", "additive_mask", "has_memory", "kept_weights", "kept_attention",
+    "kept_activated", "kept_feed_forward", "streams", "queries", "attended", "activated", "vectors",
+    "kv", "moments", "probabilities", "sums", "before", "d_streams", "d_added", "d_inner",
+    "d_query", "d_vectors", "d_projected", "d_kv", "d_position_keys", "d_position_scores",
+    "d_scores",
 )  # fmt: skip
 
 
@@ -52,50 +52,58 @@ def obstacle(like: Tensor) -> str | None:
 
 
 class _CompiledLoop:
-    """The loop for certain weights and sizes; what is given later replaces what was given before.
+    """The loop for certain weights and sizes; ``kv`` and the masks of old slots come with each call.
 
     All tensors but keys and values are contiguous, and live as long as this.
     """
 
-    def __init__(
-        self, saved: Saved, w: FoldedWeights, call: Call, g: dict[str, Tensor] | None = None
-    ) -> None:
-        code = compiler.functions(SOURCE, saved.states.dtype, False)
-        assert code is not None
-        weights_scale, scale = (1.0, 1.0) if call.kept is None else call.kept[-2:]
-        self._library = code
-        self._loop = _Loop(eps=call.eps, weights_scale=weights_scale, scale=scale)
-        self._tensors: dict[str, Tensor | None] = {}
-        integers, tensors = _arguments(saved, w, call)
-        self._give(integers, tensors | (g or {}))
+    def __init__(self, buffers: Buffers, options: Options, backward: bool = False) -> None:
+        code: Any = compiler.functions(SOURCE, buffers["streams"].dtype, False)
+        b = {name: t if name.endswith("kv") else t.contiguous() for name, t in buffers.items()}
+        b["query"] = buffers["query"].transpose(1, 2).contiguous()
+        n_layers, d_model, n_heads, width = b["query"].shape
+        kept = b.get("kept_weights")
+        self._loop = _Loop(
+            steps=b["streams"].shape[1],
+            batch=b["streams"].shape[2],
+            d_model=d_model,
+            n_heads=n_heads,
+            width=width,
+            d_ff=b["inner"].shape[2],
+            n_layers=n_layers,
+            groups=b["memory"].shape[1] // (2 * n_heads * width),
+            span=options.span,
+            norms_memory=options.norms_memory,
+            kept_slots=0 if kept is None else kept.shape[3],
+            eps=options.eps,
+            weights_scale=options.weights_scale,
+            scale=options.scale,
+            **{name: t.data_ptr() for name, t in b.items()},
+        )
+        self._library, self._tensors = code, b
         self._at = ctypes.byref(self._loop)
-        self._weights = ctypes.c_void_p(code.prepare(self._at, ctypes.c_int(g is not None)))
+        self._weights = ctypes.c_void_p(code.prepare(self._at, ctypes.c_int(backward)))
         compiler.refuse_without_memory(self._weights)
         weakref.finalize(self, code.release, self._weights)
-        names = ("query", "output", "inner", "outer", "memory")
-        self._products = sum(tensors[name].numel() for name in names)
+        self._products = sum(b[name].numel() for name in MATRICES)
 
-    def _give(self, integers: dict[str, int], tensors: Mapping[str, Tensor | None]) -> None:
-        """Set these fields of the C structure; tensors by their addresses, and they are kept alive."""
-        for name, integer in integers.items():
-            setattr(self._loop, name, integer)
-        for name, tensor in tensors.items():
-            assert tensor is None or name.endswith("kv") or tensor.is_contiguous(), name
-            setattr(self._loop, name, None if tensor is None else tensor.data_ptr())
-        self._tensors |= tensors
-
-    def forward(self, call: Call, kv: Tensor, start: int = 0) -> None:
-        """Read ``steps`` tokens; the slots that the first of them sees begin at ``start`` in ``kv``."""
-        masks = {"additive_mask": call.additive_mask, "has_memory": call.has_memory}
-        self._give({"n_old": call.n_old, "kv_stride": kv.stride(-1)}, {"kv": kv, **masks})
-        self._loop.kv = kv.data_ptr() + start * kv.element_size()
+    def forward(self, given: Buffers) -> None:
+        """Read, with ``kv`` and any masks of old slots among ``given``."""
+        self._see(given)
         self._in_shares(self._library.forward, self._weights)
 
-    def backward(self) -> None:
+    def backward(self, given: Buffers) -> None:
         """And back, after a forward with the same tensors, of weights prepared for that."""
+        self._see(given)
         self._in_shares(self._library.backward, self._weights)
         loop = self._loop
         self._in_shares(self._library.position_gradients, total=loop.n_layers * loop.n_heads)
+
+    def _see(self, given: Buffers) -> None:
+        loop, kv = self._loop, given["kv"]
+        loop.kv, loop.kv_stride, loop.n_old = kv.data_ptr(), kv.stride(-1), kv.shape[3] - loop.steps
+        for name in ("additive_mask", "has_memory"):
+            setattr(loop, name, given[name].data_ptr() if name in given else None)
 
     def _in_shares(self, function: Any, *given: Any, total: int | None = None) -> None:
         """Call a function for its share of the rows, or of ``total`` others."""
@@ -110,63 +118,12 @@ def new_slots(like: Tensor, *sizes: int) -> Tensor:
     return like.new_empty(2, *outer, width, n_slots).transpose(3, 4)
 
 
-def prepare(saved: Saved, w: FoldedWeights, call: Call) -> Forward:
+def prepare(buffers: Buffers, options: Options) -> Callable[[Buffers], None]:
     """As :func:`memspan.ops.feedback.steps.prepare`."""
-    n_layers, n_steps, batch, _ = saved.middles.shape
-    seen_slots = sum(min(call.span, call.n_old + t) for t in range(n_steps))
-    saved.probabilities = saved.states.new_empty(saved.queries[0].shape[:2].numel() * seen_slots)
-    saved.moments = saved.states.new_empty(n_layers, n_steps, 4, batch)
-    return _CompiledLoop(saved, w, call).forward
+    return _CompiledLoop(buffers, options).forward
 
 
-def backward(
-    saved: Saved, w: FoldedWeights, call: Call, d_out: Tensor, d_vectors: Tensor
-) -> Gradients:
+def backward(buffers: Buffers, options: Options, gradients: Buffers) -> None:
     """As :func:`memspan.ops.feedback.steps.backward`."""
-    g = Gradients.empty(saved, w, call)
-    tensors = {f"d_{name}": tensor for name, tensor in vars(g).items()}
-    tensors |= {"d_out": d_out.contiguous(), "d_vectors": d_vectors.contiguous()}
-    tensors["d_scores"] = torch.empty_like(saved.probabilities)
-    _CompiledLoop(saved, w, call, tensors).backward()
-    return g
-
-
-def _arguments(
-    saved: Saved, w: FoldedWeights, call: Call
-) -> tuple[dict[str, int], dict[str, Tensor]]:
-    """Sizes and tensors under the names that they have in C."""
-    n_layers, n_steps, batch, d_model = saved.middles.shape
-    n_heads, _, width = w.query.shape[1:]
-    integers = {
-        "steps": n_steps,
-        "batch": batch,
-        "d_model": d_model,
-        "n_heads": n_heads,
-        "width": width,
-        "d_ff": w.inner.shape[2],
-        "n_layers": n_layers,
-        "groups": w.n_groups,
-        "n_old": call.n_old,
-        "span": call.span,
-        "gelu": int(call.activation == "gelu"),
-        "kv_stride": saved.kv.stride(-1),
-        "norms_memory": int(w.norms_memory),
-        "post_norm": int(w.post_norm),
-    }
-    tensors = {name: tensor.contiguous() for name, tensor in w.tensors().items()}
-    tensors["query"] = w.query.transpose(1, 2).contiguous()
-    names = ("states", "middles", "sums", "queries", "attended", "activated", "vectors", "kv")
-    tensors |= {
-        name: getattr(saved, name)
-        for name in (*names, "moments", "memory_moments", "probabilities")
-    }
-    if call.activation == "gelu":
-        tensors["before"] = saved.before
-    if call.additive_mask is not None and call.has_memory is not None:
-        tensors |= {"additive_mask": call.additive_mask, "has_memory": call.has_memory}
-    if call.kept is not None:
-        masks = call.kept._asdict().items()
-        tensors |= {f"kept_{name}": kept for name, kept in masks if isinstance(kept, Tensor)}
-    if call.kept is not None and call.kept.weights is not None:
-        integers["kept_slots"] = call.kept.weights.shape[3]
-    return integers, tensors
+    room = {"d_scores": torch.empty_like(buffers["probabilities"])}
+    _CompiledLoop(buffers | gradients | room, options, backward=True).backward(buffers)

@@ -14,59 +14,54 @@ RESOLUTION = 1 << 16
 is several times faster than a draw for each."""
 
 
-class Factors(NamedTuple):
-    """What dropout multiplies numbers by: 0, or the inverse of the share that it keeps. None: nothing
-    is dropped there. Shapes are those of a segment; the reference takes one token in one layer."""
+class Dropout(NamedTuple):
+    """Which numbers of a segment dropout keeps, bool, to be multiplied by a scale; or, from
+    :meth:`factors`, what to multiply them by. None: nothing is dropped there."""
 
     weights: Tensor | None = None
-    """Attention weights, shaped as :attr:`Kept.weights`; of one token ``[B, H, W]``."""
+    """Attention weights, ``[T, L, H * B, W]``, where ``W`` is the most slots that a token attends to;
+    the nearest is last. Of one token in one layer ``[B, H, W]``."""
     attention: Tensor | None = None
     """What attention adds to the residual stream, ``[L, T, B, D]``; of one token ``[B, D]``."""
     activated: Tensor | None = None
     """The feed-forward's activations, ``[L, T, B, F]``; of one token ``[B, F]``."""
     feed_forward: Tensor | None = None
     """What the feed-forward adds to the residual stream, as ``attention``."""
-
-    def of_token(self, layer: int, step: int, n_heads: int) -> Factors:
-        """Those of one token in one layer."""
-        weights = self.weights
-        if weights is not None:
-            weights = weights[step, layer].unflatten(0, (n_heads, -1)).transpose(0, 1)
-        rest = (None if each is None else each[layer, step] for each in self[1:])
-        return Factors(weights, *rest)
-
-
-NO_DROPOUT = Factors()
-
-
-def drop(x: Tensor, factor: Tensor | None) -> Tensor:
-    """``x`` times one of :class:`Factors`, in the type of ``x``."""
-    return x if factor is None else x * factor.to(x.dtype)
-
-
-class Kept(NamedTuple):
-    """Which numbers of a segment dropout keeps, bool; they are multiplied by a scale. None: all."""
-
-    weights: Tensor | None = None
-    """Attention weights, ``[T, L, H * B, W]``, where ``W`` is the most slots that a token attends to;
-    the nearest is last."""
-    attention: Tensor | None = None
-    """As in :class:`Factors`, like the next two."""
-    activated: Tensor | None = None
-    feed_forward: Tensor | None = None
     weights_scale: float = 1.0
     scale: float = 1.0
     """The scale of all but the weights."""
 
-    def factors(self, dtype: torch.dtype) -> Factors:
-        """The same as what to multiply with."""
-        scales = (self.weights_scale, self.scale, self.scale, self.scale)
-        return Factors(
-            *(
-                None if kept is None else kept.to(dtype).mul_(scale)
-                for kept, scale in zip(self[:4], scales, strict=True)
-            )
+    def factors(self, dtype: torch.dtype) -> Dropout:
+        """0 for what is dropped, and the scale for what is kept."""
+
+        def of(kept: Tensor | None, scale: float) -> Tensor | None:
+            return None if kept is None else kept.to(dtype).mul_(scale)
+
+        return Dropout(
+            of(self.weights, self.weights_scale),
+            of(self.attention, self.scale),
+            of(self.activated, self.scale),
+            of(self.feed_forward, self.scale),
         )
+
+    def of_token(self, layer: int, step: int, n_heads: int) -> Dropout:
+        """That of one token in one layer."""
+
+        def at(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x[layer, step]
+
+        weights = self.weights
+        if weights is not None:
+            weights = weights[step, layer].unflatten(0, (n_heads, -1)).transpose(0, 1)
+        return Dropout(weights, at(self.attention), at(self.activated), at(self.feed_forward))
+
+
+NO_DROPOUT = Dropout()
+
+
+def drop(x: Tensor, factor: Tensor | None) -> Tensor:
+    """``x`` times one of the factors of :class:`Dropout`, in the type of ``x``."""
+    return x if factor is None else x * factor.to(x.dtype)
 
 
 def draw(
@@ -77,13 +72,13 @@ def draw(
     n_slots: int,
     dropout: float,
     attention_dropout: float,
-) -> Kept:
+) -> Dropout:
     """Draw for a segment from the random numbers of its device.
 
     Args:
         x: the segment, ``[B, T, D]``.
         n_layers: L; ``n_heads``: H; ``d_ff``: F.
-        n_slots: ``W`` of :class:`Kept`.
+        n_slots: ``W`` of :class:`Dropout`.
         dropout: probability that a number is dropped; 0: none is, and nothing is drawn.
         attention_dropout: the same for attention weights.
     """
@@ -93,7 +88,7 @@ def draw(
     attention, scale = _draw(x, states, dropout)
     activated, _ = _draw(x, (*states[:-1], d_ff), dropout)
     feed_forward, _ = _draw(x, states, dropout)
-    return Kept(weights, attention, activated, feed_forward, weights_scale, scale)
+    return Dropout(weights, attention, activated, feed_forward, weights_scale, scale)
 
 
 def _draw(like: Tensor, shape: tuple[int, ...], probability: float) -> tuple[Tensor | None, float]:

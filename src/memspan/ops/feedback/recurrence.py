@@ -6,6 +6,8 @@ The loops are in ``steps.py``, in PyTorch, and ``compiled.py``, in C.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import fields
 from types import ModuleType
 from typing import Any
 
@@ -14,21 +16,20 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from memspan.devices import can_look
 from memspan.errors import MemspanError
 from memspan.ops.feedback import compiled, steps
 from memspan.ops.feedback.buffers import (
-    Call,
+    Buffers,
     FoldedWeights,
-    Forward,
-    Gradients,
-    Saved,
+    Options,
     by_slot,
-    mask_of_old_slots,
+    masks_of_old_slots,
+    new_buffers,
+    new_gradients,
 )
-from memspan.ops.feedback.dropout import Kept
+from memspan.ops.feedback.dropout import NO_DROPOUT, Dropout
 from memspan.ops.implementations import Implementation, check_together, choose
 
 IMPLEMENTATIONS: dict[str, Implementation[Tensor, ModuleType]] = {
@@ -41,7 +42,6 @@ IMPLEMENTATIONS: dict[str, Implementation[Tensor, ModuleType]] = {
 ``models/feedback/model.py``."""
 
 
-# Nine parameters: ``Call`` groups the options, but is made here, where the mask of old slots is known.
 def feedback_recurrence(
     x: Tensor,
     old: Tensor,
@@ -51,7 +51,7 @@ def feedback_recurrence(
     *,
     activation: str = "relu",
     eps: float = 1e-5,
-    kept: Kept | None = None,
+    kept: Dropout | None = None,
     implementation: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Read a segment, token by token, through all layers (Fan et al. 2020).
@@ -76,24 +76,27 @@ def feedback_recurrence(
             cannot run; there is not enough memory.
     """
     _check(x, old, length, span, weights)
-    n_old = old.shape[1]
-    call = Call(n_old, span, activation, eps, kept=kept)
+    n_old, kept = old.shape[1], kept or NO_DROPOUT
+    masks = {
+        f"kept_{name}": mask
+        for name, mask in zip(Dropout._fields, kept, strict=True)
+        if isinstance(mask, Tensor)
+    }
     if n_old and not _all_have(length, n_old):
-        additive_mask, has_memory = mask_of_old_slots(length, n_old, x.dtype)
-        call = call._replace(additive_mask=additive_mask, has_memory=has_memory)
+        masks |= masks_of_old_slots(length, n_old, x.dtype)
+    options = Options(span, activation, eps, weights.norms_memory, kept.weights_scale, kept.scale)
     with torch.autocast(x.device.type, enabled=False):
         if weights.norms_memory:
             old = F.layer_norm(old, old.shape[-1:], eps=eps)
         projected = F.linear(old, weights.memory.t(), weights.memory_bias).transpose(0, 1)
-        x, tensors = x.transpose(0, 1), list(weights.tensors().values())
+        given = {"x": x.transpose(0, 1), "projected": projected, **weights.tensors(), **masks}
+        names, tensors = list(given), list(given.values())
         if torch.compiler.is_compiling():
-            masks, scales = call.masks(x)
-            options = (scales, weights.norms_memory, span, activation, eps, implementation)
-            out, vectors = _operation([x, projected, *tensors], masks, *options)
+            out, vectors = _operation(tensors, names, *options, implementation)
         else:
-            apply: Any = _Recurrence.apply
             loops = choose(IMPLEMENTATIONS, implementation, x)(x)
-            out, vectors = apply(x, projected, call, loops, weights.norms_memory, *tensors)
+            apply: Any = _Recurrence.apply
+            out, vectors = apply(loops, options, names, *tensors)
     return out.transpose(0, 1), vectors.transpose(0, 1)
 
 
@@ -138,98 +141,95 @@ class _Recurrence(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        old: Tensor,
-        call: Call,
-        loops: ModuleType,
-        norms_memory: bool,
-        *tensors: Tensor,
+        ctx: Any, loops: ModuleType, options: Options, names: list[str], *tensors: Tensor
     ) -> tuple[Tensor, Tensor]:
-        w = FoldedWeights.of(tensors, norms_memory)
-        saved = _forward(x, old, call, loops, w)
+        b = _forward(loops, options, dict(zip(names, tensors, strict=True)))
         # All tensors where activation checkpointing finds them, dropout's among them.
-        masks, ctx.scales = call.masks(x)
-        own, ctx.layout = tree_flatten(vars(saved))
-        ctx.save_for_backward(*tensors, *masks, *own)
-        ctx.ends = len(tensors), len(tensors) + len(masks)
-        ctx.call = call._replace(additive_mask=None, has_memory=None, kept=None)
-        ctx.norms_memory, ctx.loops = norms_memory, loops
-        return saved.states[-1].clone(), saved.vectors.clone()
+        ctx.save_for_backward(*b.values())
+        ctx.loops, ctx.options, ctx.names = loops, options, list(b)
+        return b["streams"][-1].clone(), b["vectors"].clone()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_out: Tensor, d_vectors: Tensor) -> tuple[Tensor | None, ...]:
-        given, (first, second) = ctx.saved_tensors, ctx.ends
-        w = FoldedWeights.of(given[:first], ctx.norms_memory)
-        call = ctx.call.with_masks(given[first:second], ctx.scales)
-        saved = Saved(**tree_unflatten(given[second:], ctx.layout))
-        d_x, d_old, *d_tensors = _backward(saved, w, call, ctx.loops, d_out, d_vectors)
-        return d_x, d_old, None, None, None, *d_tensors
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        b = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
+        gradients = _backward(ctx.loops, ctx.options, b, *upstream)
+        n_masks = len(ctx.needs_input_grad) - 3 - len(gradients)
+        return None, None, None, *gradients, *[None] * n_masks
 
 
-def _forward(x: Tensor, old: Tensor, call: Call, loops: ModuleType, w: FoldedWeights) -> Saved:
-    """The loop over ``x [T, B, D]``; ``old [O, B, 2 * G * H * K]``: keys and values of memory."""
+def _forward(loops: ModuleType, options: Options, b: Buffers) -> Buffers:
+    """The loop over ``x [T, B, D]`` and ``projected [O, B, 2 * G * H * K]``, keys and values of memory:
+    the rest of ``b``, weights and masks, with all that the loop leaves."""
+    x, old = b.pop("x"), b.pop("projected")
     n_steps, batch, _ = x.shape
-    n_heads, _, width = w.query.shape[1:]
-    n_old, groups = len(old), w.n_groups
-    kv = loops.new_slots(x, groups, n_heads * batch, n_old + n_steps, width)
-    saved = Saved.empty(w, call, n_steps, batch, kv)
-    saved.states[0] = x
+    n_heads, _, width = b["query"].shape[1:]
+    n_old, groups = len(old), old.shape[2] // (2 * n_heads * width)
+    b |= new_buffers(b, options, n_steps, batch, n_old)
+    b["kv"] = loops.new_slots(x, groups, n_heads * batch, n_old + n_steps, width)
+    b["streams"][0] = x
     if n_old == 0:
         # The first token attends to nothing: that sub-layer adds zero, its bias included.
-        saved.attended[:, 0] = 0
-    elif call.has_memory is not None:
-        saved.attended[:, 0, :, -1] = call.has_memory
-    by_slot(kv[..., :n_old, :], batch).copy_(old.view(n_old, batch, 2, groups, n_heads, width))
-    loops.prepare(saved, w, call)(call, kv)
-    return saved
+        b["attended"][:, 0] = 0
+    elif "has_memory" in b:
+        b["attended"][:, 0, :, -1] = b["has_memory"]
+    old = old.view(n_old, batch, 2, groups, n_heads, width)
+    by_slot(b["kv"][..., :n_old, :], batch).copy_(old)
+    loops.prepare(b, options)(b)
+    return b
 
 
 def _backward(
-    saved: Saved, w: FoldedWeights, call: Call, loops: ModuleType, d_out: Tensor, d_vectors: Tensor
+    loops: ModuleType, options: Options, b: Buffers, d_out: Tensor, d_vectors: Tensor
 ) -> list[Tensor]:
-    """Gradients of ``x``, ``old`` and the weights."""
+    """Gradients of ``x``, ``projected`` and the weights."""
     # Backward may be called under autocast, whatever forward was.
     with torch.autocast(d_out.device.type, enabled=False):
-        g = loops.backward(saved, w, call, d_out, d_vectors)
-        d_old = by_slot(g.kv[..., : call.n_old, :], d_out.shape[1]).flatten(2)
-        return [g.first, d_old, *_weight_gradients(saved, w, g, call.eps).tensors().values()]
+        d = new_gradients(b, d_out, d_vectors)
+        loops.backward(b, options, d)
+        n_steps, batch, _ = d_out.shape
+        d_old = by_slot(d["d_kv"][..., : b["kv"].shape[3] - n_steps, :], batch).flatten(2)
+        return [
+            d["d_streams"][0].clone(),
+            d_old,
+            *_weight_gradients(b, options, d).tensors().values(),
+        ]
 
 
-def _weight_gradients(saved: Saved, w: FoldedWeights, g: Gradients, eps: float) -> FoldedWeights:
+def _weight_gradients(b: Buffers, options: Options, d: Buffers) -> FoldedWeights:
     """What ends in weights does not depend on the recurrence: one product each for all steps."""
-    n_layers, n_heads, d_model, width = w.query.shape
-    query, output, inner, outer = [], [], [], []
+    n_layers, n_heads, d_model, width = b["query"].shape
+    streams, post_norm = b["streams"], "sums" in b
 
     def normalised(x: Tensor) -> Tensor:
-        return F.layer_norm(x, (d_model,), eps=eps)
+        return F.layer_norm(x, (d_model,), eps=options.eps)
 
-    for n in range(n_layers):
-        given = saved.states[n], saved.middles[n]
-        z, middle = (x if w.post_norm else normalised(x) for x in given)
-        query.append(z.flatten(0, 1).t() @ g.query[n].flatten(0, 1))
-        output.append(saved.attended[n].flatten(0, 1).t() @ g.attention[n].flatten(0, 1))
-        inner.append(middle.flatten(0, 1).t() @ g.inner[n].flatten(0, 1))
-        outer.append(saved.activated[n].flatten(0, 1).t() @ g.feed_forward[n].flatten(0, 1))
-    vectors = normalised(saved.vectors) if w.norms_memory else saved.vectors
-    gains, biases = torch.zeros_like(w.gains), torch.zeros_like(w.biases)
-    if w.post_norm:
-        for part, d in enumerate((g.middles, g.states)):
-            torch.sum(d * normalised(saved.sums[part]), (1, 2), out=gains[part])
-            torch.sum(d, (1, 2), out=biases[part])
+    def products(a: Tensor, g: Tensor, norm: bool = False) -> Tensor:
+        """``a_l^T g_l``, summed over steps and rows, of each layer ``l``."""
+        pairs = zip(a, g, strict=True)
+        return torch.stack(
+            [(normalised(x) if norm else x).flatten(0, 1).t() @ y.flatten(0, 1) for x, y in pairs]
+        )
+
+    vectors = normalised(b["vectors"]) if options.norms_memory else b["vectors"]
+    gains, biases = torch.zeros_like(b["gains"]), torch.zeros_like(b["biases"])
+    if post_norm:
+        for part, g in enumerate((d["d_streams"][1::2], d["d_streams"][2::2])):
+            torch.sum(g * normalised(b["sums"][part::2]), (1, 2), out=gains[part])
+            torch.sum(g, (1, 2), out=biases[part])
+    query = products(streams[:-1:2], d["d_query"], not post_norm)
     return FoldedWeights(
-        query=torch.stack(query).view(n_layers, d_model, n_heads, width).transpose(1, 2),
-        query_bias=g.query.sum((1, 2)).view(n_layers, n_heads, 1, width),
-        position_keys=g.position_keys,
-        position_scores=g.position_scores,
-        output=torch.stack(output),
-        inner=torch.stack(inner),
-        inner_bias=g.inner.sum((1, 2)),
-        outer=torch.stack(outer),
-        memory=vectors.flatten(0, 1).t() @ g.projected.flatten(0, 1),
-        memory_bias=g.projected.sum((0, 1)),
-        mix=saved.states.flatten(1) @ g.mixed.flatten(),
+        query=query.view(n_layers, d_model, n_heads, width).transpose(1, 2),
+        query_bias=d["d_query"].sum((1, 2)).view(n_layers, n_heads, 1, width),
+        position_keys=d["d_position_keys"],
+        position_scores=d["d_position_scores"],
+        output=products(b["attended"], d["d_added"][::2]),
+        inner=products(streams[1::2], d["d_inner"], not post_norm),
+        inner_bias=d["d_inner"].sum((1, 2)),
+        outer=products(b["activated"], d["d_added"][1::2]),
+        memory=products(vectors[None], d["d_projected"][None])[0],
+        memory_bias=d["d_projected"].sum((0, 1)),
+        mix=streams[::2].flatten(1) @ d["d_vectors"].flatten(),
         gains=gains,
         biases=biases,
     )
@@ -242,65 +242,62 @@ class StreamingLoop:
     def __init__(
         self, weights: FoldedWeights, batch: int, span: int, activation: str, eps: float
     ) -> None:
-        tensors = [t.contiguous() for t in weights.tensors().values()]
-        self.weights, self.batch = FoldedWeights.of(tensors, weights.norms_memory), batch
-        # As large as calls become.
-        self.call = Call(span, span, activation, eps)
-        self.loops = choose(IMPLEMENTATIONS, None, weights.mix)(weights.mix)
-        self.saved: Saved | None = None
-        self._forward: Forward | None = None
+        self.weights = {name: t.contiguous() for name, t in weights.tensors().items()}
+        self.options = Options(span, activation, eps, weights.norms_memory)
+        self.loops, self.batch = choose(IMPLEMENTATIONS, None, weights.mix)(weights.mix), batch
+        self._buffers: Buffers | None = None
+        self._forward: Callable[[Buffers], None]
         # Whether the last call had rows of different length.
         self._masked = False
 
-    def read(
-        self, x: Tensor, kv: Tensor, end: int, n_old: int, length: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Read ``x [B, T, D]``; its keys and values are written at ``end``.
+    def read(self, x: Tensor, kv: Tensor, length: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Read ``x [B, T, D]``; its keys and values are written to the last slots.
 
         Args:
-            kv: ``[2, G, H * B, N, K]`` of ``new_slots``, with room for ``T`` slots from ``end`` on.
-            n_old: slots before ``end`` that the first token may see.
-            length: int64 ``[B]``: how many of them a row has (None: all).
+            kv: ``[2, G, H * B, O + T, K]``, part of ``new_slots``: the slots that the first token may
+                see, and those of the segment.
+            length: int64 ``[B]``: how many of the ``O`` slots a row has (None: all).
 
         Returns:
             The last layer's output ``[B, T, D]`` and the memory vectors ``[T, B, D]``, until the next
             call.
         """
-        n_steps, additive_mask, has_memory = x.shape[1], None, None
+        n_steps = x.shape[1]
+        given: Buffers = {"kv": kv}
         if length is not None:
-            additive_mask, has_memory = mask_of_old_slots(length, n_old, x.dtype)
-        if self.saved is None or self.saved.states.shape[1] != n_steps:
-            self.saved = Saved.empty(self.weights, self.call, n_steps, self.batch, kv)
-            self._forward = self.loops.prepare(self.saved, self.weights, self.call)
-        assert self._forward is not None
+            given |= masks_of_old_slots(length, kv.shape[3] - n_steps, x.dtype)
+        if self._buffers is None or len(self._buffers["vectors"]) != n_steps:
+            # As large as calls become.
+            sizes = (n_steps, self.batch, self.options.span)
+            self._buffers = self.weights | new_buffers(self.weights, self.options, *sizes)
+            self._forward = self.loops.prepare(self._buffers, self.options)
         if self._masked or length is not None:
-            self.saved.attended[:, 0, :, -1] = 1 if has_memory is None else has_memory
+            self._buffers["attended"][:, 0, :, -1] = given.get("has_memory", 1)
         self._masked = length is not None
-        self.saved.states[0] = x.transpose(0, 1)
-        call = self.call._replace(n_old=n_old, additive_mask=additive_mask, has_memory=has_memory)
-        self._forward(call, kv, end - n_old)
-        return self.saved.states[-1].transpose(0, 1), self.saved.vectors
+        self._buffers["streams"][0] = x.transpose(0, 1)
+        self._forward(given)
+        return self._buffers["streams"][-1].transpose(0, 1), self._buffers["vectors"]
 
 
-# ----- The same as one operation of a graph, for torch.compile. ``given``: x, old and the weights;
-# ``masks`` and ``scales``: of ``Call.masks``. Eagerly the function above costs less. An operation takes
-# tensors and plain values only, so what ``Call`` groups is many parameters here.
+# ----- The same as one operation of a graph, for torch.compile: of tensors and plain values only.
+# Eagerly the function above costs less.
+
+N_GRADIENTS = 1 + len(fields(FoldedWeights))
+"""Of ``x``, ``projected`` and the weights: all tensors but masks."""
 
 
 def _graph_loop(
-    given: list[Tensor], masks: list[Tensor], scales: list[float], norms_memory: bool, *rest: Any
-) -> tuple[Saved, FoldedWeights, Call, ModuleType]:
-    x, old, *tensors = given
+    tensors: list[Tensor], names: list[str], *rest: Any
+) -> tuple[ModuleType, Options, Buffers]:
     *options, implementation = rest
-    call = Call(len(old), *options).with_masks(masks, scales)
-    w = FoldedWeights.of(tensors, norms_memory)
-    loops = choose(IMPLEMENTATIONS, implementation, x)(x)
-    return _forward(x, old, call, loops, w), w, call, loops
+    loops = choose(IMPLEMENTATIONS, implementation, tensors[0])(tensors[0])
+    given = dict(zip(names, tensors, strict=True))
+    return loops, Options(*options), _forward(loops, Options(*options), given)
 
 
 def _graph_forward(*inputs: Any) -> tuple[Tensor, Tensor]:
-    saved = _graph_loop(*inputs)[0]
-    return saved.states[-1].clone(), saved.vectors
+    b = _graph_loop(*inputs)[2]
+    return b["streams"][-1].clone(), b["vectors"]
 
 
 def _graph_backward(*inputs: Any) -> list[Tensor]:
@@ -309,30 +306,29 @@ def _graph_backward(*inputs: Any) -> list[Tensor]:
     return [g.contiguous() for g in _backward(*_graph_loop(*given), *upstream)]
 
 
-def _empty_outputs(given: list[Tensor], *_: Any) -> tuple[Tensor, Tensor]:
-    return given[0].new_empty(given[0].shape), given[0].new_empty(given[0].shape)
+def _empty_outputs(tensors: list[Tensor], *_: Any) -> tuple[Tensor, Tensor]:
+    return tensors[0].new_empty(tensors[0].shape), tensors[0].new_empty(tensors[0].shape)
 
 
-def _empty_gradients(given: list[Tensor], *_: Any) -> list[Tensor]:
-    return [t.new_empty(t.shape) for t in given]
+def _empty_gradients(tensors: list[Tensor], *_: Any) -> list[Tensor]:
+    return [t.new_empty(t.shape) for t in tensors[:N_GRADIENTS]]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    given, masks, *ctx.options = inputs
-    ctx.n_given = len(given)
-    ctx.save_for_backward(*given, *masks)
+    tensors, *ctx.options = inputs
+    ctx.save_for_backward(*tensors)
 
 
 def _graph_gradients(ctx: Any, *upstream: Tensor) -> tuple[Any, ...]:
-    tensors, n = list(ctx.saved_tensors), ctx.n_given
-    d_given = _operation_backward(tensors[:n], tensors[n:], *ctx.options, list(upstream))
-    return d_given, [None] * len(tensors[n:]), *[None] * len(ctx.options)
+    tensors = list(ctx.saved_tensors)
+    gradients = _operation_backward(tensors, *ctx.options, list(upstream))
+    return [*gradients, *[None] * (len(tensors) - len(gradients))], *[None] * len(ctx.options)
 
 
 # Written out: torch 2.6 cannot infer a schema from list[Tensor].
 _SCHEMA = (
-    "Tensor[] given, Tensor[] masks, float[] scales, bool norms_memory, int span, str activation, "
-    "float eps, str? implementation"
+    "Tensor[] tensors, str[] names, int span, str activation, float eps, bool norms_memory, "
+    "float weights_scale, float scale, str? implementation"
 )
 _operation = custom_op(
     "memspan::feedback_recurrence",

@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memspan.ops.feedback.buffers import Call, FoldedWeights, Forward, Gradients, Saved, by_slot
-from memspan.ops.feedback.dropout import NO_DROPOUT, drop
+from memspan.ops.feedback.buffers import Buffers, Options, by_slot
+from memspan.ops.feedback.dropout import drop
 
 
 class _Past(NamedTuple):
@@ -20,46 +20,16 @@ class _Past(NamedTuple):
     n_keys: int
     low: int
     keys: Sequence[Tensor]
-    """Forward ``[H * B, K, n]``, backward ``[H * B, n, K]``."""
+    """``[H * B, n, K]``."""
     values: Sequence[Tensor]
-    """Forward ``[H * B, n, K]``, backward ``[H * B, K, n]``."""
     position_keys: Sequence[Tensor]
-    """``[H, K, n]``; backward ``[H, n, K]``."""
+    """``[H, K, n]``."""
+    position_scores: Sequence[Tensor]
+    """``[H, 1, n]``."""
     weights: Sequence[Tensor]
     """Attention weights ``[H * B, 1, n]``."""
     factors: Sequence[Tensor | None]
     """What dropout multiplies them with."""
-
-
-_PerStep = Sequence[Sequence[Tensor | None]]
-"""One for each layer and step; None: nothing is dropped."""
-
-
-class _Dropout:
-    """The factors of one segment, step by step."""
-
-    def __init__(self, call: Call, saved: Saved) -> None:
-        n_layers, n_steps = saved.middles.shape[:2]
-        self.nothing: list[None] = [None] * n_layers
-        factors = NO_DROPOUT if call.kept is None else call.kept.factors(saved.states.dtype)
-
-        def per_step(x: Tensor | None) -> _PerStep:
-            return [[None] * n_steps] * n_layers if x is None else _views(x)
-
-        self.weights = factors.weights
-        self.attention, self.activated = per_step(factors.attention), per_step(factors.activated)
-        self.feed_forward = per_step(factors.feed_forward)
-
-    def all_weights(self, t: int, n_keys: int) -> Tensor | None:
-        """A step's factors of attention weights in all layers, ``[L, H * B, 1, n]``."""
-        if self.weights is None:
-            return None
-        return self.weights[t, :, :, self.weights.shape[3] - n_keys :].unsqueeze(2)
-
-    def of_weights(self, t: int, n_keys: int) -> Sequence[Tensor | None]:
-        """The same layer by layer."""
-        every = self.all_weights(t, n_keys)
-        return self.nothing if every is None else every.unbind(0)
 
 
 def new_slots(like: Tensor, *sizes: int) -> Tensor:
@@ -67,333 +37,325 @@ def new_slots(like: Tensor, *sizes: int) -> Tensor:
     return like.new_empty(2, *sizes)
 
 
-def prepare(saved: Saved, w: FoldedWeights, call: Call) -> Forward:
-    """The loop forward, to be called with ``call`` or with smaller ones."""
-    return _Forward(saved, w, call)
-
-
-class _Forward:
-    """The loop forward and the parts of one step, ``n`` a layer and ``t`` a step.
+class _Loop:
+    """What both directions share; ``n`` is a layer, ``s`` a sub-layer and ``t`` a step.
 
     Every buffer is cut into views of all its steps at once, which is cheaper than to select step by
     step.
     """
 
-    def __init__(self, saved: Saved, w: FoldedWeights, call: Call) -> None:
-        self.saved, self.w = saved, w
-        self.n_layers, n_steps, self.batch, d_model = saved.middles.shape
-        self.n_heads, _, self.width = w.query.shape[1:]
-        self.size, self.gelu = (d_model,), call.activation == "gelu"
-        heads, inner_width = (self.n_heads, self.width), self.n_heads * self.width
-        new = saved.states.new_empty
-
-        self.state, self.middle = _views(saved.states), _views(saved.middles)
+    def __init__(self, b: Buffers, options: Options) -> None:
+        self.b, self.options = b, options
+        self.n_layers, self.n_heads, d_model, self.width = b["query"].shape
+        _, self.n_steps, self.batch, _ = b["streams"].shape
+        self.size, self.heads = (d_model,), (self.n_heads, self.width)
+        self.stream, self.post_norm = _views(b["streams"]), "sums" in b
         # Where the residual sums go: post-norm normalises them.
-        self.post_norm, self.sum = w.post_norm, [self.middle, self.state[1:]]
-        if self.post_norm:
-            self.sum = [_views(sums) for sums in saved.sums]
-        self.dropout = _Dropout(call, saved)
-        self.states_of_step = saved.states.view(self.n_layers + 1, n_steps, -1).unbind(1)
-        head = saved.attended[..., :inner_width].unflatten(-1, heads).transpose(-3, -2)
-        self.head, self.attended = _views(head), _views(saved.attended)
-        self.pre, self.activated = _views(saved.before), _views(saved.activated)
-        self.post = _views(saved.activated[..., : w.inner.shape[2]])
-        self.query = [step.unbind(0) for step in saved.queries.unsqueeze(3).unbind(0)]
-        by_head = saved.queries.view(n_steps, self.n_layers, self.n_heads, self.batch, self.width)
-        self.query_heads = _views(by_head)
-        self.vector, self.moments = (
-            saved.vectors.unbind(0),
-            saved.memory_moments[..., None].unbind(0),
+        self.sum = _views(b["sums"]) if self.post_norm else self.stream[1:]
+        self.gain, self.bias = (
+            _alternately(*b[name]) if self.post_norm else [] for name in ("gains", "biases")
         )
-        self.q_w, self.q_b, self.o_w = w.query.unbind(0), w.query_bias.unbind(0), w.output.unbind(0)
-        self.i_w, self.i_b, self.f_w = w.inner.unbind(0), w.inner_bias.unbind(0), w.outer.unbind(0)
+        self.post = _views(b["activated"][..., :-1])
+        self.pre = _views(b["before"]) if "before" in b else self.post
+        self.query = b["queries"].unbind(0)
+        self.position_keys = b["position_keys"]
+        # Factors of dropout; None: nothing is dropped.
+        self.weight_factors = self._factors("weights", options.weights_scale)
+        attention, activated, feed_forward = (
+            self._factors(name, options.scale)
+            for name in ("attention", "activated", "feed_forward")
+        )
+        self.activated_factor = self._per_step(activated)
+        self.factor = _alternately(self._per_step(attention), self._per_step(feed_forward))
 
-        self.projected = new(self.batch, w.memory.shape[1])
-        self.projected_slot = self.projected.view(self.batch, 2, w.n_groups, *heads)
+    def _factors(self, name: str, scale: float) -> Tensor | None:
+        kept = self.b.get(f"kept_{name}")
+        return None if kept is None else kept.to(self.b["streams"].dtype).mul_(scale)
+
+    def _per_step(self, x: Tensor | None) -> Sequence[Sequence[Tensor | None]]:
+        return [[None] * self.n_steps] * self.n_layers if x is None else _views(x)
+
+    def see(self, given: Buffers) -> None:
+        """Set keys and values, and the masks of old slots."""
+        self.kv, self.n_old = given["kv"], given["kv"].shape[3] - self.n_steps
+        self.additive_mask, self.has_memory = given.get("additive_mask"), given.get("has_memory")
+        rows, span = self.n_layers * self.n_heads * self.batch, self.options.span
+        sizes = [rows * min(span, self.n_old + t) for t in range(self.n_steps)]
+        self.probabilities = self.b["probabilities"][: sum(sizes)].split(sizes)
+
+    def weights(self, t: int, n_keys: int) -> Tensor:
+        """Attention weights of a step, ``[L, H * B, 1, n]``."""
+        return self.probabilities[t].view(self.n_layers, self.n_heads * self.batch, 1, n_keys)
+
+    def all_factors(self, t: int, n_keys: int) -> Tensor | None:
+        """What dropout multiplies them with."""
+        if self.weight_factors is None:
+            return None
+        return self.weight_factors[t, :, :, self.weight_factors.shape[3] - n_keys :].unsqueeze(2)
+
+    def past(self, t: int) -> _Past | None:
+        """What the token attends to; None: nothing."""
+        low, high = max(0, self.n_old + t - self.options.span), self.n_old + t
+        n_keys, every = high - low, (self.n_layers, -1, -1, -1)
+        if not n_keys:
+            return None
+        keys, values = self.kv.narrow(3, low, n_keys).unbind(0)
+        factors = self.all_factors(t, n_keys)
+        first = self.options.span - n_keys
+        return _Past(
+            n_keys,
+            low,
+            keys=keys.expand(every).unbind(0),
+            values=values.expand(every).unbind(0),
+            position_keys=self.position_keys.narrow(3, first, n_keys).unbind(0),
+            position_scores=self.b["position_scores"].narrow(3, first, n_keys).unbind(0),
+            weights=self.weights(t, n_keys).unbind(0),
+            factors=[None] * self.n_layers if factors is None else factors.unbind(0),
+        )
+
+
+def prepare(buffers: Buffers, options: Options) -> Callable[[Buffers], None]:
+    """The loop forward, which fills the buffers from ``streams[0]`` on. It is called with ``kv`` and
+    any masks of old slots; reading on, for each segment."""
+    return _Forward(buffers, options)
+
+
+class _Forward(_Loop):
+    """The loop forward and the parts of one step."""
+
+    def __init__(self, b: Buffers, options: Options) -> None:
+        super().__init__(b, options)
+        new = b["streams"].new_empty
+        self.states_of_step = b["streams"][::2].flatten(2).unbind(1)
+        head = b["attended"][..., :-1].unflatten(-1, self.heads).transpose(-3, -2)
+        self.head, self.vector = _views(head), b["vectors"].unbind(0)
+        # Of each sub-layer the second product: what is multiplied, and with which weights.
+        self.product = _alternately(_views(b["attended"]), _views(b["activated"]))
+        self.outer = _alternately(b["output"].unbind(0), b["outer"].unbind(0))
+        by_head = (self.n_steps, self.n_layers, self.n_heads, self.batch, self.width)
+        self.query_heads = _views(b["queries"].view(by_head))
+        self.query_row = _views(b["queries"].unsqueeze(3))
+        self.q_w, self.q_b = b["query"].unbind(0), b["query_bias"].unbind(0)
+        self.i_w, self.i_b = b["inner"].unbind(0), b["inner_bias"].unbind(0)
+
+        self.projected = new(self.batch, b["memory"].shape[1])
+        self.projected_slot = self.projected.view(self.batch, 2, -1, *self.heads)
         self.read = new(self.n_heads * self.batch, 1, self.width)
         self.read_heads = self.read.view(self.n_heads, self.batch, self.width)
-        self.mean, self.rstd = (
-            [[new(0)] * n_steps for _ in range(2 * self.n_layers)] for _ in range(2)
-        )
 
-    def __call__(self, call: Call, kv: Tensor, start: int = 0) -> None:
-        """Compute all steps; the slots that the first of them sees begin at ``start`` in ``kv``."""
-        n_steps, end = len(self.vector), start + call.n_old
-        self.call, self.kv = call, kv[..., start : end + n_steps, :]
-        self.slot = by_slot(kv[..., end : end + n_steps, :], self.batch).unbind(0)
-        self.probabilities: list[Tensor | None] = []
+    def __call__(self, given: Buffers) -> None:
+        """Compute all steps."""
+        self.see(given)
+        self.slot = by_slot(self.kv[..., self.n_old :, :], self.batch).unbind(0)
         # Reading on may be under autocast.
-        with torch.autocast(kv.device.type, enabled=False):
+        with torch.autocast(self.kv.device.type, enabled=False):
             self.first_queries()
-            for t in range(n_steps):
+            for t in range(self.n_steps):
                 past = self.past(t)
                 for n in range(self.n_layers):
                     self.attention(n, t, past)
                     self.feed_forward(n, t)
                 self.memory_vector(t)
-        saved = self.saved
-        saved.mean, saved.rstd, saved.probabilities = self.mean, self.rstd, self.probabilities
 
     def first_queries(self) -> None:
         """The first layer's queries, for all steps at once: they do not depend on the recurrence."""
-        n_steps, states = len(self.saved.queries), self.saved.states
-        z = states[0]
-        if not self.post_norm:
-            z, mean, rstd = torch.native_layer_norm(z, self.size, None, None, self.call.eps)
-            self.mean[0], self.rstd[0] = list(mean.unbind(0)), list(rstd.unbind(0))
-        z = z.view(1, -1, *self.size).expand(self.n_heads, -1, -1)
-        first = torch.baddbmm(self.q_b[0], z, self.q_w[0])
-        self.saved.queries[:, 0].view(n_steps, self.n_heads, self.batch, self.width).copy_(
-            first.view(self.n_heads, n_steps, self.batch, self.width).transpose(0, 1)
-        )
-
-    def past(self, t: int) -> _Past | None:
-        """What the token attends to, with room for the weights; None: nothing."""
-        low, high = max(0, self.call.n_old + t - self.call.span), self.call.n_old + t
-        n_keys, every = high - low, (self.n_layers, -1, -1, -1)
-        if not n_keys:
-            self.probabilities.append(None)
-            return None
-        kept_keys, kept_values = self.kv.narrow(3, low, n_keys).unbind(0)
-        first = self.call.span - n_keys
-        weights = self.read.new_empty(self.n_layers, len(self.read), 1, n_keys)
-        self.probabilities.append(weights)
-        self.position_scores = self.w.position_scores.narrow(3, first, n_keys).unbind(0)
-        return _Past(
-            n_keys,
-            low,
-            keys=kept_keys.transpose(2, 3).expand(every).unbind(0),
-            values=kept_values.expand(every).unbind(0),
-            position_keys=self.w.position_keys.narrow(3, first, n_keys).unbind(0),
-            weights=weights.unbind(0),
-            factors=self.dropout.of_weights(t, n_keys),
+        z = self.norm_before(self.b["streams"][0]).view(1, -1, *self.size)
+        first = torch.baddbmm(self.q_b[0], z.expand(self.n_heads, -1, -1), self.q_w[0])
+        self.b["queries"][:, 0].view(self.n_steps, self.n_heads, self.batch, self.width).copy_(
+            first.view(self.n_heads, self.n_steps, self.batch, self.width).transpose(0, 1)
         )
 
     def attention(self, n: int, t: int, past: _Past | None) -> None:
-        """``middle = h + W_o softmax(q . k + q . R + S) v``; ``h`` itself where there is no past."""
-        h, call = self.state[n][t], self.call
+        """``h + W_o softmax(q . k + q . R + S) v``; ``h`` itself where there is no past."""
         if past is None:
-            self.sum[0][n][t].copy_(h)
-            self._norm_after(0, n, t, self.middle[n][t])
+            self.sum[2 * n][t].copy_(self.stream[2 * n][t])
+            self.norm_after(2 * n, t)
             return
         query, n_keys, weights = self.query_heads[t][n], past.n_keys, past.weights[n]
         if n:
-            z = self._norm_before(0, n, t, h)
+            z = self.norm_before(self.stream[2 * n][t])
             torch.baddbmm(self.q_b[n], z.expand(self.n_heads, -1, -1), self.q_w[n], out=query)
-        scores = torch.baddbmm(self.position_scores[n], query, past.position_keys[n])
-        if call.additive_mask is not None and past.low < call.n_old:
-            scores[..., : call.n_old - past.low].add_(call.additive_mask[:, past.low :])
-        scores = scores.view(-1, 1, n_keys).baddbmm_(self.query[t][n], past.keys[n])
+        scores = torch.baddbmm(past.position_scores[n], query, past.position_keys[n])
+        if self.additive_mask is not None and past.low < self.n_old:
+            scores[..., : self.n_old - past.low].add_(self.additive_mask[:, past.low :])
+        scores = scores.view(-1, 1, n_keys).baddbmm_(self.query_row[t][n], past.keys[n].mT)
         torch.softmax(scores, -1, out=weights)
         torch.bmm(drop(weights, past.factors[n]), past.values[n], out=self.read)
         head = self.head[n][t]
         head.copy_(self.read_heads)
-        if t == 0 and call.has_memory is not None:
-            head.mul_(call.has_memory[:, None])
-        factor = self.dropout.attention[n][t]
-        _add_product(h, self.attended[n][t], self.o_w[n], factor, self.sum[0][n][t])
-        self._norm_after(0, n, t, self.middle[n][t])
+        if t == 0 and self.has_memory is not None:
+            head.mul_(self.has_memory[:, None])
+        self.add_product(2 * n, t)
 
     def feed_forward(self, n: int, t: int) -> None:
-        """The state above: ``middle + W_2 f(W_1 z + b_1) + b_2``."""
-        middle, pre, dropout = self.middle[n][t], self.pre[n][t], self.dropout
-        torch.addmm(self.i_b[n], self._norm_before(1, n, t, middle), self.i_w[n], out=pre)
-        if self.gelu:
+        """``h + W_2 f(W_1 z + b_1) + b_2``."""
+        pre, factor = self.pre[n][t], self.activated_factor[n][t]
+        z = self.norm_before(self.stream[2 * n + 1][t])
+        torch.addmm(self.i_b[n], z, self.i_w[n], out=pre)
+        if self.options.activation == "gelu":
             self.post[n][t].copy_(F.gelu(pre))
         else:
             pre.relu_()
-        activated_factor = dropout.activated[n][t]
-        if activated_factor is not None:
-            self.post[n][t].mul_(activated_factor)
-        factor = dropout.feed_forward[n][t]
-        _add_product(middle, self.activated[n][t], self.f_w[n], factor, self.sum[1][n][t])
-        self._norm_after(1, n, t, self.state[n + 1][t])
+        if factor is not None:
+            self.post[n][t].mul_(factor)
+        self.add_product(2 * n + 1, t)
 
-    def _norm_before(self, part: int, n: int, t: int, x: Tensor) -> Tensor:
-        """What attention (``part`` 0) or the feed-forward (1) is given: with post-norm ``x`` itself."""
-        if self.post_norm:
-            return x
-        z, self.mean[2 * n + part][t], self.rstd[2 * n + part][t] = torch.native_layer_norm(
-            x, self.size, None, None, self.call.eps
-        )
-        return z
+    def add_product(self, s: int, t: int) -> None:
+        """The residual sum after a sub-layer, with what dropout keeps of its product."""
+        h, factor, out = self.stream[s][t], self.factor[s][t], self.sum[s][t]
+        if factor is None:
+            torch.addmm(h, self.product[s][t], self.outer[s], out=out)
+        else:
+            torch.addcmul(h, torch.mm(self.product[s][t], self.outer[s]), factor, out=out)
+        self.norm_after(s, t)
 
-    def _norm_after(self, part: int, n: int, t: int, out: Tensor) -> None:
-        """Post-norm of what a sub-layer added to; with pre-norm that is ``out`` already."""
+    def norm_before(self, x: Tensor) -> Tensor:
+        """What a sub-layer multiplies: with post-norm ``x`` itself."""
+        return x if self.post_norm else F.layer_norm(x, self.size, eps=self.options.eps)
+
+    def norm_after(self, s: int, t: int) -> None:
+        """Post-norm of the sum; with pre-norm that is the next sub-layer's stream already."""
         if self.post_norm:
-            gain, bias, i = self.w.gains[part, n], self.w.biases[part, n], 2 * n + part
-            z, self.mean[i][t], self.rstd[i][t] = torch.native_layer_norm(
-                self.sum[part][n][t], self.size, gain, bias, self.call.eps
-            )
-            out.copy_(z)
+            given = self.sum[s][t], self.size, self.gain[s], self.bias[s], self.options.eps
+            self.stream[s + 1][t].copy_(F.layer_norm(*given))
 
     def memory_vector(self, t: int) -> None:
         """``m(t)``, the mix of the token's states, and its keys and values."""
-        w, vector = self.w, self.vector[t]
-        torch.mv(self.states_of_step[t].t(), w.mix, out=vector.view(-1))
-        if w.norms_memory:
-            vector, *moments = torch.native_layer_norm(vector, self.size, None, None, self.call.eps)
-            torch.stack(moments, out=self.moments[t])
-        torch.addmm(w.memory_bias, vector, w.memory, out=self.projected)
+        b, vector = self.b, self.vector[t]
+        torch.mv(self.states_of_step[t].t(), b["mix"], out=vector.view(-1))
+        if self.options.norms_memory:
+            vector = F.layer_norm(vector, self.size, eps=self.options.eps)
+        torch.addmm(b["memory_bias"], vector, b["memory"], out=self.projected)
         self.slot[t].copy_(self.projected_slot)
 
 
-def backward(
-    saved: Saved, w: FoldedWeights, call: Call, d_out: Tensor, d_vectors: Tensor
-) -> Gradients:
+def backward(buffers: Buffers, options: Options, gradients: Buffers) -> None:
     """Gradients by all steps, from last to first.
 
     Args:
-        saved: what the loop forward computed.
-        w: as in forward, and ``call``.
-        d_out: gradient of the last layer's output, ``[T, B, D]``.
-        d_vectors: of the memory vectors, ``[T, B, D]``.
+        buffers: what the loop forward was given and left, and ``options``.
+        gradients: of ``new_gradients``, which are filled.
     """
-    n_layers, n_steps = saved.middles.shape[:2]
-    loop, mix = _Backward(saved, w, call), w.mix.unbind(0)
-    for t in range(n_steps - 1, -1, -1):
+    loop, mix = _Backward(buffers, options, gradients), buffers["mix"].unbind(0)
+    for t in range(loop.n_steps - 1, -1, -1):
         past = loop.past(t)
-        d_vector = loop.memory_vector(t, d_vectors[t])
-        torch.addcmul(d_out[t], d_vector, mix[-1], out=loop.d_state[-1][t])
-        for n in range(n_layers - 1, -1, -1):
+        d_vector = loop.memory_vector(t)
+        loop.d_stream[-1][t].addcmul_(d_vector, mix[-1])
+        for n in range(loop.n_layers - 1, -1, -1):
             loop.feed_forward(n, t)
             g = loop.attention(n, t, past)
-            below = loop.d_state[n - 1][t] if n else loop.g.first[t]
-            torch.addcmul(g, d_vector, mix[n], out=below)
+            torch.addcmul(g, d_vector, mix[n], out=loop.d_stream[2 * n][t])
         if past is not None:
             loop.keys_and_values(t, past)
     loop.first_queries()
-    return loop.g
 
 
-class _Backward:
+class _Backward(_Loop):
     """The parts of one step backward, named as those of :class:`_Forward`."""
 
-    def __init__(self, saved: Saved, w: FoldedWeights, call: Call) -> None:
-        self.saved, self.w, self.call = saved, w, call
-        self.n_layers, n_steps, self.batch, d_model = saved.middles.shape
-        self.n_heads, _, self.width = w.query.shape[1:]
-        heads, inner_width = (self.n_heads, self.width), self.n_heads * self.width
-        self.rows, d_ff = self.n_heads * self.batch, w.inner.shape[2]
-        assert saved.mean is not None
-        assert saved.rstd is not None
-        self.mean, self.rstd = saved.mean, saved.rstd
+    def __init__(self, b: Buffers, options: Options, d: Buffers) -> None:
+        super().__init__(b, options)
+        self.see(b)
+        self.d, rows, new = d, self.n_heads * self.batch, b["streams"].new_empty
+        if self.n_old == 0:
+            d["d_query"][:, 0] = 0
+        # Of what each norm was given, mean and rstd, computed again.
+        normed = b["sums"] if self.post_norm else b["streams"][:-1]
+        self.first, *_ = moments = [self.moments(x) for x in (*normed, b["vectors"])]
+        *self.moment, self.vector_moment = (list(zip(*pair, strict=True)) for pair in moments)
+        self.vector = b["vectors"].unbind(0)
 
-        new, steps = saved.states.new_empty, (n_steps, self.batch)
-        self.g = g = Gradients.empty(saved, w, call)
-        if call.n_old == 0:
-            g.query[:, 0] = 0
-        self.post_norm, self.dropout = w.post_norm, _Dropout(call, saved)
-
-        self.state, self.middle = _views(saved.states), _views(saved.middles)
-        self.post, self.query = _views(saved.before), saved.queries.unbind(0)
-        self.sum = [_views(sums) for sums in saved.sums]
-        self.d_state, self.d_middle = _views(g.states), _views(g.middles)
-        self.d_added = [_views(g.attention), _views(g.feed_forward)]
-        self.d_pre, self.d_q = _views(g.inner), _views(g.query)
-        self.d_q_heads = _views(g.query.unflatten(-1, heads).transpose(-3, -2))
-        self.d_slot = by_slot(g.kv[..., call.n_old :, :], self.batch).unbind(0)
-        self.d_slot_flat = g.projected.view(*steps, 2, w.n_groups, *heads).unbind(0)
+        self.d_stream, self.d_added = _views(d["d_streams"]), _views(d["d_added"])
+        self.d_pre, self.d_q = _views(d["d_inner"]), _views(d["d_query"])
+        self.d_q_heads = _views(d["d_query"].unflatten(-1, self.heads).transpose(-3, -2))
+        self.d_slot = by_slot(d["d_kv"][..., self.n_old :, :], self.batch).unbind(0)
+        self.d_slot_flat = d["d_projected"].unflatten(2, (2, -1, *self.heads)).unbind(0)
         # The transposes, laid out once.
-        self.f_w = w.outer[:, :d_ff].transpose(1, 2).contiguous().unbind(0)
-        self.i_w = w.inner.transpose(1, 2).contiguous().unbind(0)
-        o_w = w.output[:, :inner_width].unflatten(1, heads).transpose(2, 3)
+        self.f_w = b["outer"][:, :-1].transpose(1, 2).contiguous().unbind(0)
+        self.i_w = b["inner"].transpose(1, 2).contiguous().unbind(0)
+        o_w = b["output"][:, :-1].unflatten(1, self.heads).transpose(2, 3)
         self.o_w = o_w.contiguous().unbind(0)
-        self.q_w = w.query.transpose(2, 3).reshape(self.n_layers, inner_width, d_model).unbind(0)
-        self.m_w = w.memory.t().contiguous()
-        self.position_keys = w.position_keys.transpose(2, 3).contiguous()
+        self.q_w = b["query"].transpose(2, 3).flatten(1, 2).unbind(0)
+        self.m_w = b["memory"].t().contiguous()
+        self.position_keys = b["position_keys"].mT.contiguous().mT
         # Of one step: gradients of what the heads read, of queries and of scores.
-        self.d_read_all = new(self.n_layers, self.rows, 1, self.width)
+        self.d_read_all = new(self.n_layers, rows, 1, self.width)
         self.d_read = self.d_read_all.unbind(0)
         self.d_read_heads = self.d_read_all.view(-1, self.n_heads, self.batch, self.width).unbind(0)
-        self.d_q_step = new(self.rows, 1, self.width)
+        self.d_q_step = new(rows, 1, self.width)
         self.d_q_step_heads = self.d_q_step.view(self.n_heads, self.batch, self.width)
 
-    def past(self, t: int) -> _Past | None:
-        """What the token attended to, with room for the gradients of its scores; None: nothing."""
-        low, high = max(0, self.call.n_old + t - self.call.span), self.call.n_old + t
-        n_keys, every = high - low, (self.n_layers, -1, -1, -1)
-        if not n_keys:
-            return None
-        kept_keys, kept_values = self.saved.kv.narrow(3, low, n_keys).unbind(0)
-        self.d_scores_all = self.d_q_step.new_empty(self.n_layers, self.rows, 1, n_keys)
-        self.d_scores = self.d_scores_all.unbind(0)
-        self.d_scores_heads = self.d_scores_all.view(
-            self.n_layers, self.n_heads, self.batch, n_keys
-        ).unbind(0)
-        return _Past(
-            n_keys,
-            low,
-            keys=kept_keys.expand(every).unbind(0),
-            values=kept_values.transpose(2, 3).expand(every).unbind(0),
-            position_keys=self.position_keys.narrow(2, self.call.span - n_keys, n_keys).unbind(0),
-            weights=self.saved.probabilities[t].unbind(0),
-            factors=self.dropout.of_weights(t, n_keys),
-        )
+    def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        _, mean, rstd = torch.native_layer_norm(x, self.size, None, None, self.options.eps)
+        return mean, rstd
 
-    def memory_vector(self, t: int, d_vector: Tensor) -> Tensor:
+    def past(self, t: int) -> _Past | None:
+        """The same, with room for the gradients of its scores."""
+        past = super().past(t)
+        if past is not None:
+            sizes = self.n_layers, self.n_heads * self.batch, 1, past.n_keys
+            self.d_scores = self.d_q_step.new_empty(sizes)
+        return past
+
+    def memory_vector(self, t: int) -> Tensor:
         """``dm(t)``: through keys and values from the tokens after, and from outside."""
         self.d_slot_flat[t].copy_(self.d_slot[t])
-        d_projected, out = self.g.projected[t], self.g.mixed[t]
-        if not self.w.norms_memory:
-            return torch.addmm(d_vector, d_projected, self.m_w, out=out)
-        m, r = self.saved.memory_moments[t].unsqueeze(-1).unbind(0)
-        g = _through_norm(torch.mm(d_projected, self.m_w), self.saved.vectors[t], m, r)
-        return torch.add(d_vector, g, out=out)
+        d_projected, out = self.d["d_projected"][t], self.d["d_vectors"][t]
+        if not self.options.norms_memory:
+            return torch.addmm(out, d_projected, self.m_w, out=out)
+        g = torch.mm(d_projected, self.m_w)
+        return out.add_(_through_norm(g, self.vector[t], *self.vector_moment[t]))
 
     def feed_forward(self, n: int, t: int) -> None:
-        """``g + norm'(W_1^T da)`` with ``da = f'(...) W_2^T g``: the gradient of the middle."""
-        above, added = self._through_sum(1, n, t, self.d_state[n][t], self.dropout.feed_forward)
-        g, factor = self.d_pre[n][t], self.dropout.activated[n][t]
+        """``g + norm'(W_1^T da)`` with ``da = f'(...) W_2^T g``: the gradient of the stream before."""
+        above, added = self.through_sum(2 * n + 1, t)
+        g, factor, x = self.d_pre[n][t], self.activated_factor[n][t], self.pre[n][t]
         torch.mm(added, self.f_w[n], out=g)
         if factor is not None:
             g.mul_(factor)
-        _through_activation(g, self.post[n][t], self.call.activation)
-        g = torch.mm(g, self.i_w[n])
-        if not self.post_norm:
-            mean, rstd = self.mean[2 * n + 1][t], self.rstd[2 * n + 1][t]
-            g = _through_norm(g, self.middle[n][t], mean, rstd)
-        torch.add(above, g, out=self.d_middle[n][t])
+        # x is what went into gelu, and what came out of relu.
+        if self.options.activation == "gelu":
+            g.copy_(torch.ops.aten.gelu_backward.default(g, x))
+        else:
+            torch.ops.aten.threshold_backward.grad_input(g, x, 0, grad_input=g)
+        d_z = self.through_norm_before(2 * n + 1, t, torch.mm(g, self.i_w[n]))
+        torch.add(above, d_z, out=self.d_stream[2 * n + 1][t])
 
     def attention(self, n: int, t: int, past: _Past | None) -> Tensor:
         """``g + norm'(W_q^T dq)``, but for the first layer; scores' gradients stay for the end."""
-        d_middle, factors = self.d_middle[n][t], self.dropout.attention
-        above, added = self._through_sum(0, n, t, d_middle, factors)
+        above, added = self.through_sum(2 * n, t)
         if past is None:
             # Nothing was added, whatever this is.
             return above
-        read = self.d_read_heads[n]
+        read, d_scores = self.d_read_heads[n], self.d_scores[n]
         torch.bmm(added.expand(self.n_heads, -1, -1), self.o_w[n], out=read)
-        if t == 0 and self.call.has_memory is not None:
-            read.mul_(self.call.has_memory[:, None])
-        d_weight, d_scores = torch.bmm(self.d_read[n], past.values[n]), self.d_scores[n]
-        d_weight = drop(d_weight, past.factors[n])
+        if t == 0 and self.has_memory is not None:
+            read.mul_(self.has_memory[:, None])
+        d_weight = drop(torch.bmm(self.d_read[n], past.values[n].mT), past.factors[n])
         torch._softmax_backward_data(
             d_weight, past.weights[n], -1, above.dtype, grad_input=d_scores
         )
         torch.bmm(d_scores, past.keys[n], out=self.d_q_step)
-        self.d_q_step_heads.baddbmm_(self.d_scores_heads[n], past.position_keys[n])
+        by_head = d_scores.view(self.n_heads, self.batch, past.n_keys)
+        self.d_q_step_heads.baddbmm_(by_head, past.position_keys[n].mT)
         self.d_q_heads[n][t].copy_(self.d_q_step_heads)
         if not n:
             return above
-        d_z = torch.mm(self.d_q[n][t], self.q_w[n])
-        if not self.post_norm:
-            d_z = _through_norm(d_z, self.state[n][t], self.mean[2 * n][t], self.rstd[2 * n][t])
-        return above + d_z
+        return above + self.through_norm_before(2 * n, t, torch.mm(self.d_q[n][t], self.q_w[n]))
 
-    def _through_sum(
-        self, part: int, n: int, t: int, g: Tensor, factors: _PerStep
-    ) -> tuple[Tensor, Tensor]:
-        """Gradients of the residual sum that sub-layer ``part`` adds to, and of what it adds."""
+    def through_sum(self, s: int, t: int) -> tuple[Tensor, Tensor]:
+        """Gradients of the residual sum that a sub-layer adds to, and of what it adds."""
+        g, added, factor = self.d_stream[s + 1][t], self.d_added[s][t], self.factor[s][t]
         if self.post_norm:
-            mean, rstd = self.mean[2 * n + part][t], self.rstd[2 * n + part][t]
-            g = _through_norm(g, self.sum[part][n][t], mean, rstd, self.w.gains[part, n])
-        added, factor = self.d_added[part][n][t], factors[n][t]
+            g = _through_norm(g, self.sum[s][t], *self.moment[s][t], self.gain[s])
         if factor is not None:
             torch.mul(g, factor, out=added)
-        elif self.g.attention is not self.g.middles:
+        elif self.post_norm:
             added.copy_(g)
         return g, added
+
+    def through_norm_before(self, s: int, t: int, g: Tensor) -> Tensor:
+        return g if self.post_norm else _through_norm(g, self.stream[s][t], *self.moment[s][t])
 
     def keys_and_values(self, t: int, past: _Past) -> None:
         """``dk``, ``dv``, ``dR`` and ``dS`` of all that the token attended to.
@@ -401,34 +363,37 @@ class _Backward:
         All layers at once; with shared projections their sum is the product's inner sum.
         """
         n_layers, n_heads, n_keys = self.n_layers, self.n_heads, past.n_keys
-        first = self.call.span - n_keys
-        query, groups = self.query[t], self.w.n_groups
-        weights = drop(self.saved.probabilities[t], self.dropout.all_weights(t, n_keys))
-        d_scores, d_read = self.d_scores_all.squeeze(2), self.d_read_all.squeeze(2)
-        d_keys, d_values = self.g.kv.narrow(3, past.low, n_keys).unbind(0)
-        d_keys.add_(_summed(d_scores, query, groups))
-        d_values.add_(_summed(weights.squeeze(2), d_read, groups))
+        query, first = self.query[t], self.options.span - n_keys
+        weights = drop(self.weights(t, n_keys), self.all_factors(t, n_keys))
+        d_scores, d_read = self.d_scores.squeeze(2), self.d_read_all.squeeze(2)
+        d_keys, d_values = self.d["d_kv"].narrow(3, past.low, n_keys).unbind(0)
+        d_keys.add_(_summed(d_scores, query, len(d_keys)))
+        d_values.add_(_summed(weights.squeeze(2), d_read, len(d_keys)))
         by_head = d_scores.view(n_layers * n_heads, self.batch, n_keys)
         by_row = query.view(n_layers * n_heads, self.batch, self.width)
-        self.g.position_keys.narrow(3, first, n_keys).add_(
+        self.d["d_position_keys"].narrow(3, first, n_keys).add_(
             torch.bmm(by_row.mT, by_head).view(n_layers, n_heads, self.width, n_keys)
         )
-        self.g.position_scores.narrow(3, first, n_keys).add_(
+        self.d["d_position_scores"].narrow(3, first, n_keys).add_(
             by_head.sum(1).view(n_layers, n_heads, 1, n_keys)
         )
 
     def first_queries(self) -> None:
         """The first layer's norm and query, for all steps at once."""
-        x, g = self.saved.states[0], torch.matmul(self.g.query[0], self.q_w[0])
+        g = torch.matmul(self.d["d_query"][0], self.q_w[0])
         if not self.post_norm:
-            _, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], None, None, self.call.eps)
-            g = _through_norm(g, x, mean, rstd)
-        self.g.first += g
+            g = _through_norm(g, self.b["streams"][0], *self.first)
+        self.d["d_streams"][0] += g
 
 
 def _views(x: Tensor) -> list[tuple[Tensor, ...]]:
     """``[L, T, ...]`` as ``L`` lists of ``T`` views."""
     return [layer.unbind(0) for layer in x.unbind(0)]
+
+
+def _alternately(a: Iterable[Any], b: Iterable[Any]) -> list[Any]:
+    """Of each layer, what belongs to attention, then what belongs to the feed-forward."""
+    return [each for pair in zip(a, b, strict=True) for each in pair]
 
 
 def _summed(a: Tensor, b: Tensor, groups: int) -> Tensor:
@@ -438,16 +403,6 @@ def _summed(a: Tensor, b: Tensor, groups: int) -> Tensor:
     return torch.bmm(a.permute(1, 2, 0), b.permute(1, 0, 2)).unsqueeze(0)
 
 
-def _add_product(
-    residual: Tensor, a: Tensor, weight: Tensor, factor: Tensor | None, out: Tensor
-) -> None:
-    """``residual + factor * (a weight)``."""
-    if factor is None:
-        torch.addmm(residual, a, weight, out=out)
-    else:
-        torch.addcmul(residual, torch.mm(a, weight), factor, out=out)
-
-
 def _through_norm(
     g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, gain: Tensor | None = None
 ) -> Tensor:
@@ -455,11 +410,3 @@ def _through_norm(
     size = x.shape[-1:]
     backward = torch.ops.aten.native_layer_norm_backward.default
     return backward(g, x, size, mean, rstd, gain, None, (True, False, False))[0]
-
-
-def _through_activation(g: Tensor, x: Tensor, activation: str) -> None:
-    """In place; ``x`` is what went into gelu, and what came out of relu."""
-    if activation == "gelu":
-        g.copy_(torch.ops.aten.gelu_backward.default(g, x))
-    else:
-        torch.ops.aten.threshold_backward.grad_input(g, x, 0, grad_input=g)
