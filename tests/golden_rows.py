@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from golden import Golden, assert_same
 from memspan.converters.names import Get, Names, Rows
@@ -41,7 +41,7 @@ def labml_model(g: Golden, kind: Any, **sizes: int) -> LanguageModel:
 
 
 @torch.no_grad()
-def write_parameters(model: LanguageModel, rows: Names, g: Golden) -> None:
+def write_parameters(model: nn.Module, rows: Names, g: Golden) -> None:
     """Every parameter of the peer into ours; fails if one of either side is left over."""
     for parameter in model.parameters():
         parameter.fill_(float("nan"))

@@ -24,9 +24,12 @@ from golden_rows import (
     PREFIX,
     Losses,
     assert_all_seen,
+    check_gradients,
     check_leaves,
     leaves,
+    write_parameters,
 )
+from memspan.converters import labml
 from memspan.models import Feedback, FeedbackMemory, LanguageModel
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.options import EmbeddingConfig
@@ -60,11 +63,6 @@ def called(
         assert tensor.shape == own[name].shape, name
     given = {f"model.{name}": tensor for name, tensor in ours.items()}
     return functional_call(Call(model, function), given, args, options)
-
-
-def clear(theirs: Theirs) -> None:
-    for tensor in theirs.values():
-        tensor.grad = None
 
 
 def linear(name: str, theirs: Theirs, peer: str) -> Theirs:
@@ -108,68 +106,71 @@ def keys_of(model: Feedback, vector: Tensor, context: Callable[[int, Tensor], Te
     return [k[n] for n, (k, _) in enumerate(by_layer)], [v[n] for n, (_, v) in enumerate(by_layer)]
 
 
-def detached(past: list[Keys]) -> list[Keys]:
-    return [([k.detach() for k in keys], [v.detach() for v in values]) for keys, values in past]
+def check_segments(
+    g: Golden,
+    dtype: torch.dtype,
+    model: LanguageModel,
+    ours: Theirs,
+    theirs: Theirs,
+    read: Callable[[LanguageModel, Tensor, Any], tuple[Theirs, Any]],
+    *vanishing: str,
+) -> None:
+    """All segments and gradients. ``read`` returns the results by their recorded names, first what
+    the loss is of, and what is carried to the next, at first None."""
+    losses, carried = Losses(g, dtype), None
+    for i in g.segments:
+        tokens = g.input(f"seg{i}.tokens", dtype)
+        found, carried = called(model, ours, read, tokens, carried)
+        for name, tensor in found.items():
+            at = f"seg{i}.{name}"
+            assert_same(tensor, g[f"{PREFIX[dtype]}.{at}"], OUTPUT[dtype], at)
+        scores = next(iter(found.values()))
+        losses.add(f"seg{i}.loss", scores * g.input(f"seg{i}.w", dtype))
+    losses.backward()
+    check_leaves(g, theirs, dtype, vanishing)
 
 
 # ----- labml: both versions, the same function as ours
 
 
 def check_labml(g: Golden, dtype: torch.dtype) -> None:
-    """labml has no memory between calls, and its tables start at the farthest distance."""
+    """labml has no memory between calls. Parameters are named as by our converter."""
     c, f, tol = g.config, PREFIX[dtype], OUTPUT[dtype]
-    theirs = leaves(g, dtype)
-    shared = "key.linear.weight" in theirs
-    # The distances that they have; where only memory is longer, what is farther is never asked for.
-    rows = max(c["P"], c["seq_len"])
-    model = Feedback(
+    shared = "param.key.linear.weight" in g
+    model = LanguageModel(
+        1,
         FeedbackConfig(
             n_layers=c["n_layers"],
             d_model=c["d_model"],
             n_heads=c["heads"],
             d_ff=c["d_ff"],
             memory_length=c["seq_len"],
-            max_distance=rows,
+            max_distance=c["P"],
             projections="shared" if shared else "per-layer",
             memory_norm=False,
             attention_bias=True,
             # Where keys and values are shared, its values have no bias.
             value_bias=not shared,
-        )
-    ).to(dtype)
-    ours: Theirs = {"layer_weights": theirs["weights"]} | linear("final_norm", theirs, "norm")
-    for n in range(c["n_layers"]):
-        here, there = f"layers.{n}", f"layers.{n}.attn"
-        ours |= linear(f"{here}.query", theirs, f"{there}.query.linear")
-        ours |= linear(f"{here}.output", theirs, f"{there}.output")
-        ours[f"{here}.content_bias"] = theirs[f"{there}.query_pos_bias"]
-        for ours_is, theirs_is in (
-            ("position_keys", "key_pos_embeddings"),
-            ("position_scores", "key_pos_bias"),
-        ):
-            table = theirs[f"{there}.{theirs_is}"].flip(0)
-            more = table.new_zeros(rows - len(table), *table.shape[1:])
-            ours[f"{here}.{ours_is}"] = torch.cat([table, more])
-        ours |= linear(f"{here}.feed_forward.inner", theirs, f"{here}.feed_forward.layer1")
-        ours |= linear(f"{here}.feed_forward.outer", theirs, f"{here}.feed_forward.layer2")
-        ours |= linear(f"{here}.attention_norm", theirs, f"{here}.norm_self_attn")
-        ours |= linear(f"{here}.feed_forward_norm", theirs, f"{here}.norm_ff")
-    for n in range(1 if shared else c["n_layers"]):
-        there = "" if shared else f"layers.{n}.attn."
-        ours |= linear(f"key.{n}", theirs, f"{there}key.linear")
-        ours |= linear(f"value.{n}", theirs, f"{there}value.linear")
+        ),
+        EmbeddingConfig(tie=False, scale=False),
+    )
+    start, backbone = "transformer.", model.backbone
+    names = labml.names(model, c["P"])
+    rows = {n.removeprefix(start): row for n, row in names.items() if n.startswith(start)}
+    write_parameters(backbone, rows, g)
+    backbone.to(dtype)
 
     weights = g.input("w", dtype).transpose(0, 1)
     by_layer: dict[int, list[Tensor]] = {n: [] for n in range(c["n_layers"])}
     hooks = [
         layer.register_forward_hook(lambda _, args, out, n=n: by_layer[n].append(out))
-        for n, layer in enumerate(model.layers)
+        for n, layer in enumerate(backbone.layers)
     ]
     compiles = feedback_loop.available(torch.zeros((), dtype=dtype))
     for implementation in ("reference", "fused", *["compiled"] * compiles):
-        clear(theirs)
+        backbone.zero_grad()
         x = g.input("x", dtype).transpose(0, 1).requires_grad_()
-        out = called(model, ours, Feedback.forward, x, implementation=implementation)
+        out = backbone(x, implementation=implementation)
         # Only the reference, which comes first, calls them.
         for hook in hooks:
             hook.remove()
@@ -179,13 +180,13 @@ def check_labml(g: Golden, dtype: torch.dtype) -> None:
             seen = g[f"{f}.memory_seen_at_last_step"]
             assert_same(vectors[-len(seen) - 1 : -1], seen, tol, "memory vectors")
         if f"{f}.memory_keys" in g:
-            keys, values = called(model, ours, Feedback.project, vectors)
+            keys, values = backbone.project(vectors)
             assert_same(keys[0], g[f"{f}.memory_keys"], tol, "keys")
             assert_same(values[-1], g[f"{f}.memory_values"], tol, "values")
         losses = Losses(g, dtype)
         losses.add("loss", out.hidden * weights)
         losses.backward()
-        check_leaves(g, theirs, dtype)
+        check_gradients(rows, g, dtype)
         assert_same(x.grad.transpose(0, 1), g["f64.gradin.x"], GRADIENT[dtype], "gradient of x")
     for n in range(c["n_layers"]):
         if f"{f}.layer_output{n}" in g:
@@ -247,58 +248,33 @@ def check_meta(g: Golden, dtype: torch.dtype) -> None:
         ours |= linear(f"{b}key.{n}", theirs, f"layers.{n}.attn.proj_key")
         ours |= linear(f"{b}value.{n}", theirs, f"layers.{n}.attn.proj_val")
 
-    def read_post(
-        model: LanguageModel, tokens: Tensor, cache: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        memory = model.initial_memory(len(tokens), start="zeros")
-        if cache is not None:
-            memory = FeedbackMemory(memory.tokens_seen, cache, memory.length)
-        out = model(tokens, memory)
-        return out.logits, out.memory.vectors
-
-    def read_pre(
-        model: LanguageModel, tokens: Tensor, cache: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        backbone, x = model.backbone, model.embedding(tokens)
-        norms = [layer.attention_norm for layer in backbone.layers]
+    def vectors_of(model: LanguageModel, tokens: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits, and the memory vectors to carry on."""
+        if not c["pre_norm"]:
+            memory = model.initial_memory(len(tokens), start="zeros")
+            out = model(tokens, FeedbackMemory(memory.tokens_seen, cache, memory.length))
+            return out.logits, out.memory.vectors
+        backbone, norms = model.backbone, [layer.attention_norm for layer in model.backbone.layers]
 
         def context(n: int, m: Tensor) -> Tensor:
             return norms[n](m)
 
-        if cache is None:
-            cache = x.new_zeros(len(x), span, c["hid_sz"])
         past = [keys_of(backbone, m, context) for m in cache.unbind(1)]
-        h, vectors, _ = token_by_token(backbone, x, past, span, context)
+        h, vectors, _ = token_by_token(backbone, model.embedding(tokens), past, span, context)
         kept = [*cache.unbind(1), *(norms[0](m) for m in vectors)][-span:]
         return model.head(backbone.final_norm(h)), torch.stack(kept, 1)
 
-    check_segments(g, dtype, model, ours, theirs, read_pre if c["pre_norm"] else read_post)
+    def read(model: LanguageModel, tokens: Tensor, cache: Tensor | None) -> tuple[Theirs, Tensor]:
+        if cache is None:
+            cache = model.initial_memory(len(tokens)).vectors
+        logits, cache = vectors_of(model, tokens, cache)
+        return {"logprobs": logits.log_softmax(-1), "cache0": cache.transpose(0, 1)}, cache.detach()
+
+    check_segments(g, dtype, model, ours, theirs, read)
     left = [k for k in g.unseen("in.", "param.", f"{f}.", "f64.grad.") if ".buf." not in k]
     assert not left, f"recorded, but not compared: {left}"
     mix = called(model, ours, lambda m: m.backbone.mix())
     assert_same(mix[None], g[f"{f}.buf.single_memory_attn_buf"], tol, "layer weights")
-
-
-def check_segments(
-    g: Golden,
-    dtype: torch.dtype,
-    model: LanguageModel,
-    ours: Theirs,
-    theirs: Theirs,
-    read: Callable[[LanguageModel, Tensor, Tensor | None], tuple[Tensor, Tensor]],
-) -> None:
-    f, tol = PREFIX[dtype], OUTPUT[dtype]
-    losses, cache = Losses(g, dtype), None
-    for i in g.segments:
-        key = f"{f}.seg{i}"
-        logits, cache = called(model, ours, read, g.input(f"seg{i}.tokens", dtype), cache)
-        cache = cache.detach()
-        logprobs = logits.log_softmax(-1)
-        assert_same(logprobs, g[f"{key}.logprobs"], tol, f"logprobs {i}")
-        assert_same(cache.transpose(0, 1), g[f"{key}.cache0"], tol, f"cache {i}")
-        losses.add(f"seg{i}.loss", logprobs * g.input(f"seg{i}.w", dtype))
-    losses.backward()
-    check_leaves(g, theirs, dtype)
 
 
 # ----- lucidrains
@@ -324,7 +300,7 @@ def check_lucidrains(g: Golden, dtype: torch.dtype) -> None:
     the same for all keys and does nothing, so ours are zero. The memory between segments is keys and
     values, detached: no gradient reaches the projections through it. The feed-forward is gated.
     """
-    c, f, tol = g.config, PREFIX[dtype], OUTPUT[dtype]
+    c = g.config
     if c["seq_len"] > 1:
         pytest.skip(f"chunks of {c['seq_len']} tokens attend within themselves: not the paper's")
     theirs = leaves(g, dtype)
@@ -371,23 +347,18 @@ def check_lucidrains(g: Golden, dtype: torch.dtype) -> None:
         ours[f"{here}.position_keys"] = key.new_zeros(c["mem_len"], *heads)
         ours[f"{here}.position_scores"] = key.new_zeros(c["mem_len"], c["heads"])
 
-    def read(model: LanguageModel, tokens: Tensor, past: list[Keys]) -> tuple[Tensor, list[Keys]]:
+    def read(
+        model: LanguageModel, tokens: Tensor, past: list[Keys] | None
+    ) -> tuple[Theirs, list[Keys]]:
         x = model.embedding(tokens)
-        h, _, past = token_by_token(model.backbone, x, past, c["mem_len"])
-        return model.head(model.backbone.final_norm(h)), past
-
-    losses, past = Losses(g, dtype), []
-    for i in g.segments:
-        at = f"{f}.seg{i}"
-        logits, past = called(model, ours, read, g.input(f"seg{i}.tokens", dtype), past)
-        past = detached(past)
-        assert_same(logits, g[f"{at}.logits"], tol, f"logits {i}")
+        h, _, past = token_by_token(model.backbone, x, past or [], c["mem_len"])
+        found = {"logits": model.head(model.backbone.final_norm(h))}
         for kind, name in enumerate(("mem_keys", "mem_values")):
-            kept = torch.stack([entry[kind][0].flatten(1) for entry in past], 1)
-            assert_same(kept, g[f"{at}.{name}"], tol, name)
-        losses.add(f"seg{i}.loss", logits * g.input(f"seg{i}.w", dtype))
-    losses.backward()
-    check_leaves(g, theirs, dtype, ("pos_emb.relative_attention_bias.weight",))
+            found[name] = torch.stack([entry[kind][0].flatten(1) for entry in past], 1)
+        detached = [tuple([t.detach() for t in kind] for kind in entry) for entry in past]
+        return found, detached
+
+    check_segments(g, dtype, model, ours, theirs, read, "pos_emb.relative_attention_bias.weight")
     assert_all_seen(g, dtype)
 
 
