@@ -30,47 +30,34 @@ from memspan.ops.feedback.attention import Distances, feedback_attention, span_m
 from memspan.ops.native import compiler, threads
 
 
-def test_attention_is_the_equation() -> None:
-    """Element by element; a row that sees a part, and one that sees nothing."""
+@pytest.mark.parametrize("learned", [False, True], ids=["", "learned spans"])
+def test_attention_is_the_equation(learned: bool) -> None:
+    """Element by element; rows that see all, a part, and nothing; with weights that fade out."""
     generator = torch.Generator().manual_seed(0)
     q, k, v, r, s, u = (
         torch.randn(shape, generator=generator, dtype=torch.float64)
         for shape in ((3, 2, 4), (3, 2, 5, 4), (3, 2, 5, 4), (7, 2, 4), (7, 2), (2, 4))
     )
+    fading = torch.tensor([[1, 0.5, 0, 0, 0, 0, 0], [1, 1, 0.75, 0.25, 0, 0, 0]]).double()
+    mask = span_mask(torch.tensor([0.0, 1.5]).double(), 2, 7)
+    assert torch.equal(mask, fading)
     visible = torch.arange(5) >= torch.tensor([0, 3, 5])[:, None]
-    out = feedback_attention(q, k, v, Distances(r, s), u, visible)
+    distances = Distances(r, s, mask if learned else None)
+    out = feedback_attention(q, k, v, distances, u, visible)
     for b, h in itertools.product(range(3), range(2)):
-        weights = {}
-        for j in range(5):
-            if visible[b, j]:
-                d = 5 - j
-                score = (q[b, h] + u[h]) @ k[b, h, j] + q[b, h] @ r[d - 1, h] + s[d - 1, h]
-                weights[j] = math.exp(score.item() / 2)
-        expected = sum((w * v[b, h, j] for j, w in weights.items()), torch.zeros(4).double())
-        assert_same(out[b, h], expected / max(sum(weights.values()), 1e-300), 1e-12, "attention")
+        expected, total = torch.zeros(4).double(), 1e-300
+        for d in range(1, 6):
+            if visible[b, 5 - d]:
+                score = (q[b, h] + u[h]) @ k[b, h, -d] + q[b, h] @ r[d - 1, h] + s[d - 1, h]
+                weight = math.exp(score.item() / 2) * (fading[h, d - 1].item() if learned else 1)
+                expected, total = expected + weight * v[b, h, -d], total + weight
+        # What learned spans divide by is not quite the sum.
+        assert_same(out[b, h], expected / total, 1e-6 if learned else 1e-12, "attention")
     assert not out[2].any()
 
 
 def test_learned_spans() -> None:
-    """Weights fade out by distance and sum to one; spans that grow are penalised; ratios come back."""
-    generator = torch.Generator().manual_seed(0)
-    q, k, v, r, s, u = (
-        torch.randn(shape, generator=generator, dtype=torch.float64)
-        for shape in ((1, 2, 4), (1, 2, 7, 4), (1, 2, 7, 4), (7, 2, 4), (7, 2), (2, 4))
-    )
-    mask = span_mask(torch.tensor([0.0, 1.5]).double(), 2, 7)
-    rows = [[1, 0.5, 0, 0, 0, 0, 0], [1, 1, 0.75, 0.25, 0, 0, 0]]
-    assert torch.equal(mask, torch.tensor(rows).double())
-    out = feedback_attention(q, k, v, Distances(r, s, mask), u, torch.ones(1, 7, dtype=torch.bool))
-    for h, row in enumerate(rows):
-        scores = [
-            (q[0, h] + u[h]) @ k[0, h, -d] + q[0, h] @ r[d - 1, h] + s[d - 1, h]
-            for d in range(1, 8)
-        ]
-        weights = torch.stack(scores).div(2).exp() * torch.tensor(row)
-        expected = (weights / weights.sum()) @ v[0, h].flip(0)
-        assert_same(out[0, h], expected, 1e-6, "attention")
-
+    """Spans that grow are penalised, and ratios come back."""
     model = model_of(memory_length=8, adaptive_span=0.01, span_ramp=2, attention_bias=True)
     with torch.no_grad():
         for layer in model.layers:
