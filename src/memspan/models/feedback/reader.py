@@ -102,7 +102,7 @@ class FeedbackReader(BufferedReader[FeedbackMemory]):
 
     def _read_segment(self, loop: StreamingLoop, x: Tensor) -> Tensor:
         valid, length = self._valid()
-        kv = self._kv[:, :, :, self._end - valid : self._end + x.shape[1]]
+        kv = self._kv.narrow(3, self._end - valid, valid + x.shape[1])
         h, vectors = loop.read(x, kv, length)
         self._vectors[self._end : self._end + len(vectors)] = vectors
         self._end += len(vectors)
