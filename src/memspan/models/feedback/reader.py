@@ -86,51 +86,41 @@ class FeedbackReader(BufferedReader[FeedbackMemory]):
         self._make_room(x.shape[1])
         x = x.to(self._vectors.dtype)
         if self._loop is not None:
-            return self._read_segment(self._loop, x)
-        with torch.autocast(x.device.type, enabled=False):
-            h = torch.empty_like(x)
-            for t, x_t in enumerate(x.unbind(1)):
-                h[:, t] = self._by_layers(x_t)
-            return self.backbone.final_norm(h)
+            return self._read_piece(x)
+        return torch.cat([self._read_piece(token) for token in x.split(1, 1)], 1)
 
-    def _valid(self) -> tuple[int, Tensor | None]:
-        """The most slots that any row has, and how many each has, on the device; None: all the same."""
-        valid = min(self._longest + self._count, self.span)
-        if self._shortest + self._count >= valid:
-            return valid, None
-        return valid, to_device(self._length(), self._device)
-
-    def _read_segment(self, loop: StreamingLoop, x: Tensor) -> Tensor:
-        valid, length = self._valid()
-        kv = self._kv.narrow(3, self._end - valid, valid + x.shape[1])
-        h, vectors = loop.read(x, kv, length)
-        self._vectors[self._end : self._end + len(vectors)] = vectors
-        self._end += len(vectors)
-        self._count += len(vectors)
+    def _read_piece(self, x: Tensor) -> Tensor:
+        n_new, valid = x.shape[1], min(self._longest + self._count, self.span)
+        # Rows of equal length need no mask: only their valid columns are read.
+        equal = self._shortest + self._count >= valid
+        length = None if equal else to_device(self._length(), self._device)
+        kv = self._kv.narrow(3, self._end - valid, valid + n_new)
+        read = self._by_layers if self._loop is None else self._loop.read
+        h, vectors = read(x, kv, length)
+        self._vectors[self._end : self._end + n_new] = vectors
+        self._end += n_new
+        self._count += n_new
         normed = self.backbone.final_norm(h)
         # The loop's output is overwritten by the next call.
         return h.clone() if normed is h else normed
 
-    def _by_layers(self, x: Tensor) -> Tensor:
-        """One token by the reference's layers, for what :class:`StreamingLoop` does not support."""
-        # Rows of equal length need no mask: only their valid columns are read.
-        valid, length = self._valid()
+    def _by_layers(self, x: Tensor, kv: Tensor, length: Tensor | None) -> tuple[Tensor, Tensor]:
+        """As :meth:`StreamingLoop.read`, for what that does not support: one token, by the reference's
+        layers."""
+        valid = kv.shape[3] - 1
         visible = x.new_ones(self._batch, valid, dtype=torch.bool)
         if length is not None:
             visible = torch.arange(valid, device=x.device) >= valid - length[:, None]
         # [2, G, H * B, N, K] -> [2, G, B, H, N, K]
-        kv = self._kv[:, :, :, self._end - valid : self._end]
-        grouped = kv.unflatten(2, (self._n_heads, self._batch)).transpose(2, 3)
-        states = [x]
-        for n, layer in enumerate(self.backbone.stack()):
-            keys, values = grouped[:, n if len(self.backbone.key) > 1 else 0].unbind(0)
-            states.append(layer(states[-1], keys, values, visible, self._span_masks[n]))
-        vector = torch.einsum("l,lbd->bd", self.backbone.mix(), torch.stack(states))
-        self._vectors[self._end] = vector
-        self._kv[:, :, :, self._end] = self._projected(vector[None]).squeeze(3)
-        self._end += 1
-        self._count += 1
-        return states[-1]
+        past = kv[..., :-1, :].unflatten(2, (self._n_heads, self._batch)).transpose(2, 3)
+        states = [x[:, 0]]
+        with torch.autocast(x.device.type, enabled=False):
+            for n, layer in enumerate(self.backbone.stack()):
+                keys, values = past[:, n if len(self.backbone.key) > 1 else 0].unbind(0)
+                states.append(layer(states[-1], keys, values, visible, self._span_masks[n]))
+            vector = torch.einsum("l,lbd->bd", self.backbone.mix(), torch.stack(states))[None]
+            kv[..., -1:, :] = self._projected(vector)
+        return states[-1][:, None], vector
 
     def _projected(self, vectors: Tensor) -> Tensor:
         """Keys and values of ``[N, B, D]``: ``[2, G, H * B, N, K]``, where ``G`` counts projections."""

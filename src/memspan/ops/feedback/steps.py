@@ -60,7 +60,6 @@ class _Loop:
         self.query = b["queries"].unbind(0)
         self.position_keys = b["position_keys"]
         # Factors of dropout; None: nothing is dropped.
-        self.weight_factors = self._factors("weights", options.weights_scale)
         attention, activated, feed_forward = (
             self._factors(name, options.scale)
             for name in ("attention", "activated", "feed_forward")
@@ -79,37 +78,33 @@ class _Loop:
         """Set keys and values, and the masks of old slots."""
         self.kv, self.n_old = given["kv"], given["kv"].shape[3] - self.n_steps
         self.additive_mask, self.has_memory = given.get("additive_mask"), given.get("has_memory")
-        rows, span = self.n_layers * self.n_heads * self.batch, self.options.span
-        sizes = [rows * min(span, self.n_old + t) for t in range(self.n_steps)]
-        self.probabilities = self.b["probabilities"][: sum(sizes)].split(sizes)
-
-    def weights(self, t: int, n_keys: int) -> Tensor:
-        """Attention weights of a step, ``[L, H * B, 1, n]``."""
-        return self.probabilities[t].view(self.n_layers, self.n_heads * self.batch, 1, n_keys)
-
-    def all_factors(self, t: int, n_keys: int) -> Tensor | None:
-        """What dropout multiplies them with."""
-        if self.weight_factors is None:
-            return None
-        return self.weight_factors[t, :, :, self.weight_factors.shape[3] - n_keys :].unsqueeze(2)
+        # Of each step: how many slots it sees, its attention weights and what dropout multiplies
+        # them with, [L, H * B, 1, n].
+        self.n_keys = [min(self.options.span, self.n_old + t) for t in range(self.n_steps)]
+        rows = self.n_heads * self.batch
+        sizes = [self.n_layers * rows * n for n in self.n_keys]
+        parts = zip(self.b["probabilities"][: sum(sizes)].split(sizes), self.n_keys, strict=True)
+        self.weights = [part.view(self.n_layers, rows, 1, n) for part, n in parts]
+        self.weight_factors: list[Tensor | None] = [None] * self.n_steps
+        if (factors := self._factors("weights", self.options.weights_scale)) is not None:
+            kept = zip(factors, self.n_keys, strict=True)
+            self.weight_factors = [f[:, :, None, f.shape[2] - n :] for f, n in kept]
 
     def past(self, t: int) -> _Past | None:
         """What the token attends to; None: nothing."""
-        low, high = max(0, self.n_old + t - self.options.span), self.n_old + t
-        n_keys, every = high - low, (self.n_layers, -1, -1, -1)
+        n_keys, factors = self.n_keys[t], self.weight_factors[t]
+        low, first = self.n_old + t - n_keys, self.options.span - n_keys
         if not n_keys:
             return None
-        keys, values = self.kv.narrow(3, low, n_keys).unbind(0)
-        factors = self.all_factors(t, n_keys)
-        first = self.options.span - n_keys
+        keys, values = self.kv.narrow(3, low, n_keys).expand(-1, self.n_layers, -1, -1, -1)
         return _Past(
             n_keys,
             low,
-            keys=keys.expand(every).unbind(0),
-            values=values.expand(every).unbind(0),
+            keys=keys.unbind(0),
+            values=values.unbind(0),
             position_keys=self.position_keys.narrow(3, first, n_keys).unbind(0),
             position_scores=self.b["position_scores"].narrow(3, first, n_keys).unbind(0),
-            weights=self.weights(t, n_keys).unbind(0),
+            weights=self.weights[t].unbind(0),
             factors=[None] * self.n_layers if factors is None else factors.unbind(0),
         )
 
@@ -364,7 +359,7 @@ class _Backward(_Loop):
         """
         n_layers, n_heads, n_keys = self.n_layers, self.n_heads, past.n_keys
         query, first = self.query[t], self.options.span - n_keys
-        weights = drop(self.weights(t, n_keys), self.all_factors(t, n_keys))
+        weights = drop(self.weights[t], self.weight_factors[t])
         d_scores, d_read = self.d_scores.squeeze(2), self.d_read_all.squeeze(2)
         d_keys, d_values = self.d["d_kv"].narrow(3, past.low, n_keys).unbind(0)
         d_keys.add_(_summed(d_scores, query, len(d_keys)))
