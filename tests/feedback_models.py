@@ -53,11 +53,6 @@ def model_of(**options: Any) -> Feedback:
     return model.double()
 
 
-def ordinary_model(**options: Any) -> Feedback:
-    sizes = {"n_layers": 2, "d_model": 72, "n_heads": 3, "d_ff": 100, "memory_length": 15}
-    return Feedback(FeedbackConfig(**sizes | options))
-
-
 def vectors(rows: int, length: int, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(rows, length, 6, generator=generator, dtype=torch.float64)

@@ -7,11 +7,7 @@ import torch
 from torch import Tensor
 
 from architectures import feedback, randomise
-from feedback_models import (
-    memory_of,
-    model_of,
-    vectors,
-)
+from feedback_models import memory_of, model_of, vectors
 from golden import assert_same
 from memspan.errors import MemspanError
 from memspan.models import LanguageModel

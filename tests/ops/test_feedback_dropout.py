@@ -3,7 +3,6 @@ and gradients, is in ``test_feedback_attention.py``."""
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -74,31 +73,28 @@ def test_what_is_dropped() -> None:
     assert torch.equal(run(weights=masked), run(weights=wide))
 
 
-def test_dropout_is_for_training_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It then differs from call to call, and with the same random state it is the same, with and
-    without gradients, in the reference and in the fast path, which is the default."""
-    x = torch.randn(2, 6, 24)
-    for option, normalisation in itertools.product(
-        ("dropout", "attention_dropout"), ("pre", "post")
-    ):
-        model = model_of(**{option: 0.3}, normalisation=normalisation)
-        plain = model_of(normalisation=normalisation)
-        outputs = []
-        for implementation in (None, "fused", "reference"):
+@pytest.mark.parametrize("normalisation", ["pre", "post"])
+@pytest.mark.parametrize("rate", ["dropout", "attention_dropout"])
+def test_the_same_is_dropped(
+    rate: str, normalisation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same random state, with and without gradients, in the reference and in the fast path,
+    which is the default. In evaluation nothing is drawn."""
+    x, model = torch.randn(2, 6, 24), model_of(**{rate: 0.3}, normalisation=normalisation)
+    outputs = []
+    for implementation in ("reference", "fused", None):
+        torch.manual_seed(1)
+        outputs.append(model(x, implementation=implementation).hidden)
+        assert_same(outputs[-1], outputs[0], 1e-5, str(implementation))
+        with torch.no_grad():
             torch.manual_seed(1)
-            outputs.append(model(x, implementation=implementation).hidden)
-            with torch.no_grad():
-                assert not torch.allclose(outputs[-1], model(x).hidden)
-                torch.manual_seed(1)
-                assert torch.equal(outputs[-1], model(x, implementation=implementation).hidden)
-        assert_same(outputs[0], outputs[2], 1e-5, "default")
-        assert_same(outputs[1], outputs[2], 1e-5, "fused")
-        with monkeypatch.context() as patch:
-            patch.setattr(feedback, "feedback_attention", None)
-            model(x)
-        before = torch.get_rng_state()
-        assert torch.equal(model.eval()(x).hidden, plain(x).hidden)
-        assert torch.equal(torch.get_rng_state(), before)
+            assert torch.equal(outputs[-1], model(x, implementation=implementation).hidden)
+    monkeypatch.setattr(feedback, "feedback_attention", None)
+    model(x)
+    before, plain = torch.get_rng_state(), model.eval()(x).hidden
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(plain, model_of(normalisation=normalisation)(x).hidden)
+    assert not torch.allclose(plain, outputs[0])
 
 
 def test_learned_spans_drop_in_the_reference() -> None:
