@@ -71,6 +71,11 @@ def test_what_is_dropped() -> None:
     wide = torch.tensor([7.0, 0, 1, 0, 2]).expand(3, 2, 5)
     visible[:, 0] = False
     assert torch.equal(run(weights=masked), run(weights=wide))
+    # The stack drops of its input.
+    given: list[Tensor] = []
+    layer.register_forward_pre_hook(lambda _, args: given.append(args[0]))
+    model(torch.ones(9, 9, 24), implementation="reference")
+    assert abs((torch.stack(given) == 0).double().mean() - 0.4) < 0.05
 
 
 @pytest.mark.parametrize("normalisation", ["pre", "post"])
