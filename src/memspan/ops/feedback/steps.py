@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,24 +12,6 @@ from torch import Tensor
 
 from memspan.ops.feedback.buffers import Buffers, Options, by_slot
 from memspan.ops.feedback.dropout import drop
-
-
-class _Past(NamedTuple):
-    """What one step attends to; ``n`` slots, ``low`` the first. A list has an entry per layer."""
-
-    n_keys: int
-    low: int
-    keys: Sequence[Tensor]
-    """``[H * B, n, K]``."""
-    values: Sequence[Tensor]
-    position_keys: Sequence[Tensor]
-    """``[H, K, n]``."""
-    position_scores: Sequence[Tensor]
-    """``[H, 1, n]``."""
-    weights: Sequence[Tensor]
-    """Attention weights ``[H * B, 1, n]``."""
-    factors: Sequence[Tensor | None]
-    """What dropout multiplies them with."""
 
 
 def new_slots(like: Tensor, *sizes: int) -> Tensor:
@@ -90,23 +72,17 @@ class _Loop:
             kept = zip(factors, self.n_keys, strict=True)
             self.weight_factors = [f[:, :, None, f.shape[2] - n :] for f, n in kept]
 
-    def past(self, t: int) -> _Past | None:
-        """What the token attends to; None: nothing."""
+    def look_back(self, t: int) -> None:
+        """Cut what a step attends to, layer by layer: keys and values ``[H * B, n, K]``, of the
+        position tables ``[H, K, n]`` and ``[H, 1, n]``, weights ``p [H * B, 1, n]``, factors."""
         n_keys, factors = self.n_keys[t], self.weight_factors[t]
-        low, first = self.n_old + t - n_keys, self.options.span - n_keys
-        if not n_keys:
-            return None
-        keys, values = self.kv.narrow(3, low, n_keys).expand(-1, self.n_layers, -1, -1, -1)
-        return _Past(
-            n_keys,
-            low,
-            keys=keys.unbind(0),
-            values=values.unbind(0),
-            position_keys=self.position_keys.narrow(3, first, n_keys).unbind(0),
-            position_scores=self.b["position_scores"].narrow(3, first, n_keys).unbind(0),
-            weights=self.weights[t].unbind(0),
-            factors=[None] * self.n_layers if factors is None else factors.unbind(0),
-        )
+        first, self.low = self.options.span - n_keys, self.n_old + t - n_keys
+        slots = self.kv.narrow(3, self.low, n_keys).expand(-1, self.n_layers, -1, -1, -1)
+        self.keys, self.values = (each.unbind(0) for each in slots)
+        self.table_keys = self.position_keys.narrow(3, first, n_keys).unbind(0)
+        self.table_scores = self.b["position_scores"].narrow(3, first, n_keys).unbind(0)
+        self.p = self.weights[t].unbind(0)
+        self.factors = [None] * self.n_layers if factors is None else factors.unbind(0)
 
 
 def prepare(buffers: Buffers, options: Options) -> Callable[[Buffers], None]:
@@ -146,9 +122,9 @@ class _Forward(_Loop):
         with torch.autocast(self.kv.device.type, enabled=False):
             self.first_queries()
             for t in range(self.n_steps):
-                past = self.past(t)
+                self.look_back(t)
                 for n in range(self.n_layers):
-                    self.attention(n, t, past)
+                    self.attention(n, t)
                     self.feed_forward(n, t)
                 self.memory_vector(t)
 
@@ -160,22 +136,22 @@ class _Forward(_Loop):
             first.view(self.n_heads, self.n_steps, self.batch, self.width).transpose(0, 1)
         )
 
-    def attention(self, n: int, t: int, past: _Past | None) -> None:
-        """``h + W_o softmax(q . k + q . R + S) v``; ``h`` itself where there is no past."""
-        if past is None:
+    def attention(self, n: int, t: int) -> None:
+        """``h + W_o softmax(q . k + q . R + S) v``; ``h`` itself where it attends to nothing."""
+        if not self.n_keys[t]:
             self.sum[2 * n][t].copy_(self.stream[2 * n][t])
             self.norm_after(2 * n, t)
             return
-        query, n_keys, weights = self.query_heads[t][n], past.n_keys, past.weights[n]
+        query, weights = self.query_heads[t][n], self.p[n]
         if n:
             z = self.norm_before(self.stream[2 * n][t])
             torch.baddbmm(self.q_b[n], z.expand(self.n_heads, -1, -1), self.q_w[n], out=query)
-        scores = torch.baddbmm(past.position_scores[n], query, past.position_keys[n])
-        if self.additive_mask is not None and past.low < self.n_old:
-            scores[..., : self.n_old - past.low].add_(self.additive_mask[:, past.low :])
-        scores = scores.view(-1, 1, n_keys).baddbmm_(self.query_row[t][n], past.keys[n].mT)
+        scores = torch.baddbmm(self.table_scores[n], query, self.table_keys[n])
+        if self.additive_mask is not None and self.low < self.n_old:
+            scores[..., : self.n_old - self.low].add_(self.additive_mask[:, self.low :])
+        scores = scores.view(weights.shape).baddbmm_(self.query_row[t][n], self.keys[n].mT)
         torch.softmax(scores, -1, out=weights)
-        torch.bmm(drop(weights, past.factors[n]), past.values[n], out=self.read)
+        torch.bmm(drop(weights, self.factors[n]), self.values[n], out=self.read)
         head = self.head[n][t]
         head.copy_(self.read_heads)
         if t == 0 and self.has_memory is not None:
@@ -233,15 +209,15 @@ def backward(buffers: Buffers, options: Options, gradients: Buffers) -> None:
     """
     loop, mix = _Backward(buffers, options, gradients), buffers["mix"].unbind(0)
     for t in range(loop.n_steps - 1, -1, -1):
-        past = loop.past(t)
+        loop.look_back(t)
         d_vector = loop.memory_vector(t)
         loop.d_stream[-1][t].addcmul_(d_vector, mix[-1])
         for n in range(loop.n_layers - 1, -1, -1):
             loop.feed_forward(n, t)
-            g = loop.attention(n, t, past)
+            g = loop.attention(n, t)
             torch.addcmul(g, d_vector, mix[n], out=loop.d_stream[2 * n][t])
-        if past is not None:
-            loop.keys_and_values(t, past)
+        if loop.n_keys[t]:
+            loop.keys_and_values(t)
     loop.first_queries()
 
 
@@ -284,13 +260,10 @@ class _Backward(_Loop):
         _, mean, rstd = torch.native_layer_norm(x, self.size, None, None, self.options.eps)
         return mean, rstd
 
-    def past(self, t: int) -> _Past | None:
+    def look_back(self, t: int) -> None:
         """The same, with room for the gradients of its scores."""
-        past = super().past(t)
-        if past is not None:
-            sizes = self.n_layers, self.n_heads * self.batch, 1, past.n_keys
-            self.d_scores = self.d_q_step.new_empty(sizes)
-        return past
+        super().look_back(t)
+        self.d_scores = torch.empty_like(self.weights[t])
 
     def memory_vector(self, t: int) -> Tensor:
         """``dm(t)``: through keys and values from the tokens after, and from outside."""
@@ -316,23 +289,21 @@ class _Backward(_Loop):
         d_z = self.through_norm_before(2 * n + 1, t, torch.mm(g, self.i_w[n]))
         torch.add(above, d_z, out=self.d_stream[2 * n + 1][t])
 
-    def attention(self, n: int, t: int, past: _Past | None) -> Tensor:
+    def attention(self, n: int, t: int) -> Tensor:
         """``g + norm'(W_q^T dq)``, but for the first layer; scores' gradients stay for the end."""
         above, added = self.through_sum(2 * n, t)
-        if past is None:
+        if not self.n_keys[t]:
             # Nothing was added, whatever this is.
             return above
         read, d_scores = self.d_read_heads[n], self.d_scores[n]
         torch.bmm(added.expand(self.n_heads, -1, -1), self.o_w[n], out=read)
         if t == 0 and self.has_memory is not None:
             read.mul_(self.has_memory[:, None])
-        d_weight = drop(torch.bmm(self.d_read[n], past.values[n].mT), past.factors[n])
-        torch._softmax_backward_data(
-            d_weight, past.weights[n], -1, above.dtype, grad_input=d_scores
-        )
-        torch.bmm(d_scores, past.keys[n], out=self.d_q_step)
-        by_head = d_scores.view(self.n_heads, self.batch, past.n_keys)
-        self.d_q_step_heads.baddbmm_(by_head, past.position_keys[n].mT)
+        d_weight = drop(torch.bmm(self.d_read[n], self.values[n].mT), self.factors[n])
+        torch._softmax_backward_data(d_weight, self.p[n], -1, above.dtype, grad_input=d_scores)
+        torch.bmm(d_scores, self.keys[n], out=self.d_q_step)
+        by_head = d_scores.view(self.n_heads, self.batch, self.n_keys[t])
+        self.d_q_step_heads.baddbmm_(by_head, self.table_keys[n].mT)
         self.d_q_heads[n][t].copy_(self.d_q_step_heads)
         if not n:
             return above
@@ -352,16 +323,16 @@ class _Backward(_Loop):
     def through_norm_before(self, s: int, t: int, g: Tensor) -> Tensor:
         return g if self.post_norm else _through_norm(g, self.stream[s][t], *self.moment[s][t])
 
-    def keys_and_values(self, t: int, past: _Past) -> None:
+    def keys_and_values(self, t: int) -> None:
         """``dk``, ``dv``, ``dR`` and ``dS`` of all that the token attended to.
 
         All layers at once; with shared projections their sum is the product's inner sum.
         """
-        n_layers, n_heads, n_keys = self.n_layers, self.n_heads, past.n_keys
+        n_layers, n_heads, n_keys = self.n_layers, self.n_heads, self.n_keys[t]
         query, first = self.query[t], self.options.span - n_keys
         weights = drop(self.weights[t], self.weight_factors[t])
         d_scores, d_read = self.d_scores.squeeze(2), self.d_read_all.squeeze(2)
-        d_keys, d_values = self.d["d_kv"].narrow(3, past.low, n_keys).unbind(0)
+        d_keys, d_values = self.d["d_kv"].narrow(3, self.low, n_keys).unbind(0)
         d_keys.add_(_summed(d_scores, query, len(d_keys)))
         d_values.add_(_summed(weights.squeeze(2), d_read, len(d_keys)))
         by_head = d_scores.view(n_layers * n_heads, self.batch, n_keys)
