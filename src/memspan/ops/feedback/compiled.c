@@ -197,8 +197,9 @@ static const REAL *gain_at(const Loop *f, const REAL *gains, long i) {
 
 /* ----- Forward */
 
-/* c = the stream before sub-layer i, normed unless with post-norm, times its first matrix. */
-static void multiply_given(
+/* c = the stream before sub-layer i, normed unless with post-norm, times its first matrix. Inline, so that
+   there is a product for each use: one for all takes a tenth longer. */
+INLINE void multiply_given(
     Share *s, long i, long t, const REAL *bias, REAL *c, long c_stride, int relu
 ) {
     const REAL *x = s->f->streams + rows_at(s, i, t) * s->f->d_model;
