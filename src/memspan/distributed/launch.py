@@ -1,4 +1,4 @@
-"""Launches several processes of ``memspan`` on one machine, with torch's own launcher."""
+"""Launches several processes of ``memspan`` on one machine, by the functions beneath torchrun."""
 
 from __future__ import annotations
 
@@ -8,25 +8,23 @@ import signal
 import socket
 import sys
 import tempfile
-import uuid
+from collections.abc import Mapping
 
-from torch.distributed import FileStore  # type: ignore[attr-defined]
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
-from torch.distributed.elastic.rendezvous import (
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousParameters,
-    RendezvousStoreInfo,
-    rendezvous_handler_registry,
+from torch.distributed.elastic.multiprocessing import (
+    DefaultLogsSpecs,
+    PContext,
+    SignalException,
+    start_processes,
 )
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from memspan.distributed.reports import BY_US, LOST, cores, has_stopped
 from memspan.invocation import PROGRAM, program
 
 SAVE_SECONDS = 120
 """Time for a run that was asked to stop to write its last checkpoint."""
+POLL_SECONDS = 0.1
+"""How often the launcher looks whether its processes still run."""
 
 
 class RunEndedError(Exception):
@@ -42,85 +40,51 @@ def launch(arguments: list[str], n_processes: int) -> None:
 
     Ctrl-C, SIGTERM and SIGHUP reach them all.
     """
-    settings = {
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SAVE_SECONDS),
-        "OMP_NUM_THREADS": str(max(1, cores() // n_processes)),
-    }
-    for name, value in settings.items():
-        os.environ.setdefault(name, value)
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // n_processes)))
+    # As torchrun does: a process that waits for one that has ended on a GPU ends, too.
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     # Overrides settings for runs on several machines: this one uses only the loopback interface.
     os.environ |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), _loopback())
-    for name in ("multiprocessing.api", "agent.server.api", "agent.server.local_elastic_agent"):
-        # Silence torch's launcher: our one line has the cause.
-        logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
+    # Silence torch: our one line has the cause.
+    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
+    sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(n_processes))
+    # The address is a placeholder: our processes meet through a file.
+    shared = sizes | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    ranks = {rank: dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)) for rank in range(n_processes)}
+    # -P: as the console script, they import nothing from the current folder.
+    called = dict.fromkeys(ranks, ("-P", "-m", "memspan", *arguments))
     # Accessible to this user alone: anyone who can write into it could run code anyway.
     with tempfile.TemporaryDirectory(prefix="memspan-") as folder:
         os.environ[PROGRAM] = program()
         os.environ[BY_US] = os.path.join(folder, "processes")
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=n_processes,
-            run_id=uuid.uuid4().hex,
-            rdzv_backend=_OneMachine.NAME,
-            rdzv_endpoint=os.path.join(folder, "launcher"),
-            max_restarts=0,
-            logs_specs=DefaultLogsSpecs(log_dir=folder),
-        )
+        variables = {rank: shared | own for rank, own in ranks.items()}
+        logs = DefaultLogsSpecs(log_dir=folder)
         try:
-            # -P: as the console script, they import nothing from the current folder.
-            elastic_launch(config, sys.executable)("-P", "-m", "memspan", *arguments)
+            running = start_processes("memspan", sys.executable, called, variables, logs)
+            failures = _failures(running)
         except SignalException as error:
             if error.sigval.name not in ("SIGINT", "SIGTERM", "SIGHUP"):
                 raise RunEndedError(f"memspan: ended by {error.sigval.name}", 1) from None
             if not has_stopped():
                 # Before or after training: no process has said how to continue.
                 raise KeyboardInterrupt from None
-        except ChildFailedError as error:
-            raise _ended(error) from None
+        else:
+            if failures:
+                raise _ended(failures)
 
 
-class _OneMachine(RendezvousHandler):
-    """The rendezvous of a single launcher, through a file.
-
-    torch's own handlers use a ``TCPStore``, which listens on all interfaces, authenticates nobody, and
-    holds pickles that the launcher loads.
-    """
-
-    NAME = "memspan"
-
-    def __init__(self, parameters: RendezvousParameters) -> None:
-        self._parameters = parameters
-
-    def get_backend(self) -> str:
-        return self.NAME
-
-    @property
-    def use_agent_store(self) -> bool:
-        return False
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        # The address is a placeholder: our processes meet through another file.
-        address = RendezvousStoreInfo("127.0.0.1", 0)
-        return RendezvousInfo(FileStore(self._parameters.endpoint), 0, 1, address)
-
-    def is_closed(self) -> bool:
-        return False
-
-    def set_closed(self) -> None:
-        """Nothing to close."""
-
-    def num_nodes_waiting(self) -> int:
-        return 0
-
-    def get_run_id(self) -> str:
-        return self._parameters.run_id
-
-    def shutdown(self) -> bool:
-        return True
-
-
-rendezvous_handler_registry.register(_OneMachine.NAME, _OneMachine)
+def _failures(running: PContext) -> Mapping[int, ProcessFailure]:
+    """Wait for the processes, and return the failures by rank; a signal goes to them all."""
+    try:
+        result = running.wait(period=POLL_SECONDS)
+        assert result is not None
+        return result.failures
+    except SignalException as error:
+        running.close(error.sigval, SAVE_SECONDS)
+        raise
+    finally:
+        # Those that are left, after a second signal.
+        running.close(timeout=SAVE_SECONDS)
 
 
 def _loopback() -> str:
@@ -129,9 +93,9 @@ def _loopback() -> str:
     return next((name for name in names if name in ("lo", "lo0")), names[0])
 
 
-def _ended(error: ChildFailedError) -> RunEndedError:
+def _ended(failures: Mapping[int, ProcessFailure]) -> RunEndedError:
     """The failure that caused the others."""
-    rank, failure = min(error.failures.items(), key=lambda pair: (_weight(pair[1]), pair[0]))
+    rank, failure = min(failures.items(), key=lambda pair: (_weight(pair[1]), pair[0]))
     report: object = failure.message
     if isinstance(report, dict):
         return RunEndedError(report["message"], abs(failure.exitcode))
