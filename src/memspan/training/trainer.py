@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property
 from pathlib import Path
+from threading import Event
 
 import torch.distributed as dist
 from rich.console import Console
@@ -17,7 +17,7 @@ from memspan.distributed.reports import report_stop
 from memspan.errors import MemspanError, NonFiniteError
 from memspan.invocation import command
 from memspan.runs import checkpoints
-from memspan.runs.checkpoint_files import Checkpoint, State
+from memspan.runs.checkpoint_files import State
 from memspan.runs.folder import RunLock
 from memspan.runs.shards import save_shards
 from memspan.training.metrics import MetricLogger, loggers
@@ -44,6 +44,10 @@ class Checkpointer:
         self._state, self._lock = state, lock
         self._keep = state.config.train.keep
         self._last: Future[None] | None = None
+        self._thread = ThreadPoolExecutor(1, "memspan-save")
+        if state.mesh is not None:
+            # Not training's own group, whose collectives must not mix with these.
+            self._group = dist.new_group(backend="gloo")
 
     def save(self) -> None:
         """Write a checkpoint of everything that the next step depends on.
@@ -55,11 +59,16 @@ class Checkpointer:
         # Before a validation no weights are best: the latest are published.
         best = state.best_step in (None, state.step)
         self.refuse_moved()
-        if state.mesh is not None:
-            self._begin(state.snapshot(), best)
-        else:
+        if state.mesh is None:
             assert self._lock is not None
             checkpoints.save(self._lock, state.snapshot(), best, self._keep)
+            return
+        self._wait()
+        new = None if self._lock is None else checkpoints.new_shards(self.folder, state.step)
+        if (folder := state.processes.of_first(new)) is not None:
+            checkpoint = state.snapshot()
+            writing = save_shards(folder, checkpoint, self._group)
+            self._last = self._thread.submit(self._commit, writing, checkpoint.state, best)
 
     def refuse_moved(self) -> None:
         """Raise :class:`~memspan.errors.MemspanError` where the folder was moved or deleted."""
@@ -68,39 +77,17 @@ class Checkpointer:
 
     def finish(self) -> None:
         """Wait until all saves of all processes are complete."""
-        if self._state.mesh is not None:
-            self._wait()
-            self._state.processes.wait()
+        self._wait()
+        self._state.processes.wait()
 
     def export(self) -> None:
         """At the end: convert the checkpoints of several processes into those of one."""
-        if self._state.mesh is not None and self._state.processes.first:
+        if self._state.mesh is not None and self._lock is not None:
             checkpoints.export(self.folder, self._keep)
 
-    def _begin(self, checkpoint: Checkpoint, best: bool) -> None:
-        """Start a save; the tensors of ``checkpoint`` may change as soon as this returns."""
-        self._wait()
-        step, new = checkpoint.state["step"], None
-        if self._lock is not None:
-            new = checkpoints.new_shards(self.folder, step)
-        folder = self._state.processes.of_first(new)
-        if folder is not None:
-            writing = save_shards(folder, checkpoint, self._group)
-            self._last = self._thread.submit(self._commit, writing, checkpoint.state, best)
-
     def _wait(self) -> None:
-        last, self._last = self._last, None
-        if last is not None:
-            last.result()
-
-    @cached_property
-    def _group(self) -> dist.ProcessGroup:
-        # Not training's own group, whose collectives must not mix with these.
-        return dist.new_group(backend="gloo")
-
-    @cached_property
-    def _thread(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(1, "memspan-save")
+        if self._last is not None:
+            self._last.result()
 
     def _commit(self, writing: Future[None], state: State, best: bool) -> None:
         try:
@@ -125,7 +112,7 @@ class Trainer:
 
     def __init__(self, state: TrainingState, checkpointer: Checkpointer, console: Console) -> None:
         self.state, self.checkpointer, self.console = state, checkpointer, console
-        self.updater, self.asked_to_stop = Updater(state), False
+        self.updater = Updater(state)
 
     def fit(self) -> None:
         """Train to the last step, then score, sample and say what was written.
@@ -137,10 +124,15 @@ class Trainer:
         introduce(self.console, state, checkpointer.folder)
         writes = state.processes.first
         logged = loggers(checkpointer.folder, options.tracker, state.step) if writes else []
-        metrics, stopped = MetricLogger(state, logged, self.console), False
-        with stoppable(self.stop), progress(self.console, state.steps) as show:
+        metrics, asked, stopped = MetricLogger(state, logged, self.console), Event(), False
+        with stoppable(asked.set), progress(self.console, state.steps) as show:
             show(completed=state.step)
-            while not state.is_finished and not (stopped := self._is_stopping()):
+            while not state.is_finished:
+                checkpointer.refuse_moved()
+                # Before the next update all processes stop, or none.
+                if stopped := state.processes.any(asked.is_set()):
+                    checkpointer.save()
+                    break
                 metrics.add(self._update())
                 last = state.step == state.steps
                 if last or state.step % LOG_EVERY == 0:
@@ -150,8 +142,6 @@ class Trainer:
                 is_best = state.best_step == state.step
                 if is_best or state.is_finished or _is_due(options.save_every, state.step):
                     checkpointer.save()
-            if stopped:
-                checkpointer.save()
             checkpointer.finish()
         metrics.close()
         if stopped:
@@ -193,15 +183,6 @@ class Trainer:
                     text = validation.sample(min(options.sample_tokens, 80))
                     self.console.print(f"  sample: {text!r}", markup=False, highlight=False)
         metrics.restart_clock()
-
-    def stop(self) -> None:
-        """Stop before the next update, with a checkpoint."""
-        self.asked_to_stop = True
-
-    def _is_stopping(self) -> bool:
-        """Whether to stop before the next update: all processes do, or none."""
-        self.checkpointer.refuse_moved()
-        return self.state.processes.any(self.asked_to_stop)
 
 
 def _is_due(every: int, step: int) -> bool:
