@@ -18,6 +18,7 @@ import torch
 
 import architectures
 import device
+import tiny_runs
 from memspan.models.registry import MODELS
 from memspan.ops.fast_weights import compiled as delta_rule_loop
 from memspan.ops.feedback import compiled as feedback_loop
@@ -80,6 +81,12 @@ def one_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each of ``memspan measure``'s measurements: no test depends on time."""
     for most in ("span.MOST_TARGETS", "repeats.MOST_STRINGS", "inside.MOST_TOKENS"):
         monkeypatch.setattr(f"memspan.measurement.{most}", 1)
+
+
+@pytest.fixture
+def tiny_text(own_folders: Path) -> None:
+    """What the runs of ``tiny_runs`` are trained on, in a folder of the test's own."""
+    Path("text.txt").write_text(tiny_runs.TEXT)
 
 
 @pytest.fixture

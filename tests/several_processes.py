@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import signal
@@ -12,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from memspan.data.streams import Segment, Streams
@@ -24,6 +24,7 @@ from memspan.runs.options import read_config
 from memspan.training import metrics, start, trainer, updates
 from memspan.training.optimisers import Groups, MakeOptimiser
 from odd_optimiser import Odd
+from tiny_runs import spoil_memory
 from warm import Child
 
 
@@ -49,13 +50,7 @@ def run(job: dict[str, Any], processes: Processes = ALONE) -> None:
         state = self.state
         is_last = state.processes.rank == state.processes.size - 1
         if state.step == job.get("spoil") and is_last:
-            n_rows = len(state.memory.tokens_seen)
-
-            def spoilt(t: torch.Tensor) -> torch.Tensor:
-                last = (torch.arange(n_rows) == n_rows - 1).view(-1, *[1] * (t.dim() - 1))
-                return t.masked_fill(last, math.nan) if t.is_floating_point() else t
-
-            state.memory = state.memory.map(spoilt)
+            spoil_memory(state, -1)
         loss = original(self)
         # A signal that only one of them gets.
         if state.step == job.get("stop") and is_last:
@@ -72,18 +67,15 @@ def run(job: dict[str, Any], processes: Processes = ALONE) -> None:
     if "copy" in job and processes.first:
         shutil.copytree(job["copy"], folder)
     processes.wait()
-    updates.Updater.update = update  # type: ignore[method-assign]
-    if "unscored" in job:
-        Streams.next = partly_scored  # type: ignore[method-assign]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(updates.Updater, "update", update)
+        if "unscored" in job:
+            patch.setattr(Streams, "next", partly_scored)
         if "config" in job:
             config = read_config(Path(job["config"]))
             start.train(config, folder, optimiser=own, processes=processes)
         else:
             start.resume(folder, optimiser=own, processes=processes)
-    finally:
-        updates.Updater.update = original  # type: ignore[method-assign]
-        Streams.next = next_segment  # type: ignore[method-assign]
 
 
 def together(n_processes: int, jobs: list[dict[str, Any]]) -> None:

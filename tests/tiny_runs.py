@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,15 @@ import pytest
 import torch
 
 from memspan.data.options import DataConfig
+from memspan.data.prepared import prepare
+from memspan.models.registry import MODELS
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs import checkpoints
 from memspan.runs.options import RunConfig
 from memspan.training import metrics, updates
+from memspan.training.optimisers import MakeOptimiser
 from memspan.training.options import OptimConfig, TrainConfig
+from memspan.training.state import TrainingState
 
 TEXT = "memory is what remains of what was read. " * 30
 OPTIONS = RunConfig(
@@ -37,26 +41,44 @@ OPTIONS = RunConfig(
 )
 
 
+def options(
+    model: Any = OPTIONS.model, optim: OptimConfig = OPTIONS.optim, **loop: Any
+) -> RunConfig[Any]:
+    """:data:`OPTIONS` but for the model, the optimiser or some options of the training loop."""
+    name = next(name for name, kind in MODELS.items() if type(model) is kind)
+    train = replace(OPTIONS.train, **loop)
+    return replace(OPTIONS, model=model, architecture=name, optim=optim, train=train)
+
+
+def model_of(architecture: str, **sizes: Any) -> Any:
+    """The options of a model, with those of the sizes that its architecture has."""
+    kind = MODELS[architecture]
+    known = {field.name for field in fields(kind)}
+    return kind(**{name: size for name, size in sizes.items() if name in known})
+
+
+def state_of(config: RunConfig[Any], optimiser: MakeOptimiser | None = None) -> TrainingState:
+    """Of a run before its first step."""
+    prepared = prepare(config.data.texts, config.data.tokenizer, config.data.vocab_size)
+    return TrainingState(config, prepared, torch.device("cpu"), optimiser=optimiser)
+
+
 class PowerCut(BaseException):
     """No handler of ours catches it, as none runs when the power goes."""
 
 
-def power_cut() -> None:
+def power_cut(state: TrainingState) -> None:
     raise PowerCut
 
 
-def ctrl_c() -> None:
-    os.kill(os.getpid(), signal.SIGINT)
-
-
 @contextmanager
-def at_step(step: int, act: Callable[[], object]) -> Iterator[None]:
+def at_step(step: int, act: Callable[[TrainingState], object]) -> Iterator[None]:
     """Inside, ``act`` is called once, before the update that follows ``step`` updates."""
     original, left = updates.Updater.update, [act]
 
     def update(self: updates.Updater) -> torch.Tensor | None:
         if self.state.step == step and left:
-            left.pop()()
+            left.pop()(self.state)
         return original(self)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -69,6 +91,16 @@ def cut_at(step: int) -> Iterator[None]:
     """Inside, the power goes before that update."""
     with at_step(step, power_cut), pytest.raises(PowerCut):
         yield
+
+
+def spoil_memory(state: TrainingState, row: int, value: float = math.nan) -> None:
+    """Fill a row of memory with a value that is not finite."""
+
+    def spoilt(t: torch.Tensor) -> torch.Tensor:
+        chosen = (torch.arange(len(t)) == row % len(t)).view(-1, *[1] * (t.dim() - 1))
+        return t.masked_fill(chosen, value) if t.is_floating_point() else t
+
+    state.memory = state.memory.map(spoilt)
 
 
 def step_of(folder: str | Path) -> int:

@@ -16,10 +16,9 @@ import torch
 from torch.distributed.run import main as torchrun
 
 import memspan
+import tiny_runs
 from memspan import cli
 from memspan.data.options import DataConfig
-from memspan.data.prepared import prepare
-from memspan.distributed.processes import Processes
 from memspan.errors import MemspanError
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.fast_weights.config import FastWeightsConfig
@@ -31,8 +30,7 @@ from memspan.runs import checkpoints
 from memspan.runs.folder import lock_run
 from memspan.runs.options import RunConfig, to_toml
 from memspan.training import metrics, start, trainer
-from memspan.training.options import OptimConfig, TrainConfig
-from memspan.training.state import TrainingState
+from memspan.training.options import OptimConfig
 from several_processes import OWN, run, together, wait_with_a_child
 from tiny_runs import assert_same
 from warm import Child, listeners, wait_for, workers
@@ -72,21 +70,13 @@ def _text(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def config(name: str, kind: str = "ddp", model: Any = None, **loop: Any) -> RunConfig[Any]:
     usual, embedding, more = MODELS[name]
-    settings: dict[str, Any] = {"steps": STEPS, "batch_size": 4, "segment_length": 6}
-    settings |= {
-        "evaluate_every": STEPS,
-        "evaluate_tokens": 34,
-        "save_every": 0,
-        "sample_tokens": 0,
-    }
-    return RunConfig(
-        model=model or usual,
-        architecture=name,  # type: ignore[arg-type]
-        embedding=embedding,
-        data=DataConfig(corpus="text.txt", tokenizer="characters"),
-        optim=OptimConfig(warmup_steps=2, clip_norm=0.5),
-        train=TrainConfig(**settings | more | loop, device="cpu", parallel=kind),  # type: ignore[arg-type]
+    settings = {"steps": STEPS, "batch_size": 4, "segment_length": 6, "parallel": kind}
+    settings |= {"evaluate_every": STEPS, "evaluate_tokens": 34, "save_every": 0, **more, **loop}
+    options = tiny_runs.options(
+        model or usual, OptimConfig(warmup_steps=2, clip_norm=0.5), **settings
     )
+    data = DataConfig(corpus="text.txt", tokenizer="characters")
+    return dataclasses.replace(options, embedding=embedding, data=data)
 
 
 def written(options: RunConfig[Any], name: str) -> str:
@@ -373,11 +363,3 @@ def test_a_mistake_of_all_processes_is_said_once() -> None:
     # Beside it stands what torchrun says itself.
     assert len(re.findall("^memspan: 3 batch rows", said, re.MULTILINE)) == 1
     assert not Path("r").exists()
-
-
-def test_resuming_asks_for_rows_that_divide() -> None:
-    start.train(config("transformer-xl", steps=2), Path("r"))
-    prepared = prepare("text.txt", "characters", None)
-    parts = (prepared, torch.device("cpu"))
-    with pytest.raises(MemspanError, match="4 batch rows cannot be shared by 3 processes evenly"):
-        TrainingState(config("transformer-xl"), *parts, Processes(0, 3))

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 import memspan
 from memspan import cli
@@ -32,31 +31,15 @@ from memspan.runs import options as run_options
 from memspan.runs.folder import lock_run
 from memspan.training import metrics, start, trainer
 from memspan.training.options import OptimConfig
-from tiny_runs import OPTIONS, TEXT, PowerCut, cut_at
+from tiny_runs import OPTIONS, PowerCut, cut_at, options
 
-pytestmark = pytest.mark.hardening
-QUIET = Console(quiet=True)
-
-
-@pytest.fixture(autouse=True)
-def _text(own_folders: Path) -> None:
-    Path("text.txt").write_text(TEXT)
+pytestmark = [pytest.mark.hardening, pytest.mark.usefixtures("tiny_text")]
 
 
-SAVING_OFTEN = dataclasses.replace(OPTIONS.train, save_every=1)
-
-
-def content(folder: Path) -> dict[str, object]:
+def content(folder: Path) -> dict[str, bytes]:
     """All that a run comes to; the records of its speed differ from one to the next."""
-    found: dict[str, object] = {
-        p.relative_to(folder).as_posix(): p.read_bytes()
-        for p in sorted(folder.rglob("*"))
-        if p.suffix in (".safetensors", ".toml") or p.name == "tokenizer.json"
-    }
-    found["best"] = (folder / "checkpoints/best").read_text()
-    for path in sorted(folder.rglob("state.json")):
-        found[path.relative_to(folder).as_posix()] = path.read_bytes()
-    return found
+    files = (p for p in folder.rglob("*") if p.is_file() and p.name != "metrics.jsonl")
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in files}
 
 
 @contextmanager
@@ -176,7 +159,7 @@ def test_where_only_files_can_be_locked_a_file_is(monkeypatch: pytest.MonkeyPatc
 def test_options_and_tokenizer_are_bound_to_the_weights(name: str) -> None:
     start.train(OPTIONS, Path("r"))
     other = dataclasses.replace(OPTIONS.model, memory_length=5)
-    start.train(dataclasses.replace(OPTIONS, model=other), Path("other"))
+    start.train(options(other), Path("other"))
     changed = Path("other", name).read_bytes()
     # White space means nothing to the tokeniser's own checksum.
     Path("r", name).write_bytes(changed if name == "config.toml" else changed + b"\n")
@@ -188,9 +171,8 @@ def test_options_and_tokenizer_are_bound_to_the_weights(name: str) -> None:
 
 def test_the_best_weights_are_published_wherever_they_are_validated() -> None:
     """Validations may fall on steps where no checkpoint is due."""
-    loop = dataclasses.replace(OPTIONS.train, evaluate_every=3, save_every=4, steps=7)
-    options = dataclasses.replace(OPTIONS, train=loop, optim=OptimConfig(warmup_steps=50))
-    start.train(options, Path("r"))
+    slow = OptimConfig(warmup_steps=50)
+    start.train(options(optim=slow, evaluate_every=3, save_every=4, steps=7), Path("r"))
     scores = {
         r["step"]: r["validation_nats_per_token"]
         for r in metrics.read(Path("r/metrics.jsonl"))
@@ -268,8 +250,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(monkeypatch: pytest.MonkeyP
 )
 def test_a_state_that_cannot_be_is_refused(change: dict[str, Any], says: str) -> None:
     """Its checksum being right."""
-    longer = dataclasses.replace(OPTIONS, train=dataclasses.replace(OPTIONS.train, save_every=1))
-    start.train(longer, Path("r"))
+    start.train(options(save_every=1), Path("r"))
     shutil.rmtree("r/checkpoints/step-00000006")
     path = Path("r/checkpoints/step-00000005/state.json")
     state = json.loads(path.read_text().rsplit("\n", 2)[0])
@@ -303,10 +284,6 @@ def test_any_name_of_a_corpus_is_trained_on_and_resumed(name: str) -> None:
     """Brackets are no mark-up, and not every character has four hexadecimal digits."""
     Path(name).parent.mkdir(exist_ok=True)
     Path("text.txt").rename(name)
-    cli.main(["train", "--preset", _preset(), "--data.corpus", name, "--out", "r"])
-    assert memspan.load("r").config.data.corpus == os.path.abspath(name)
-
-
-def _preset() -> str:
     Path("p.toml").write_text(run_options.to_toml(OPTIONS))
-    return "p.toml"
+    cli.main(["train", "--preset", "p.toml", "--data.corpus", name, "--out", "r"])
+    assert memspan.load("r").config.data.corpus == os.path.abspath(name)

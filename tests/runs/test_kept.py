@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,19 +14,13 @@ from memspan import cli
 from memspan.errors import MemspanError
 from memspan.files.tensors import load_tensors
 from memspan.runs import checkpoints
-from memspan.runs.options import RunConfig
 from memspan.training import start
-from tiny_runs import OPTIONS, TEXT
-
-
-def options(**loop: Any) -> RunConfig[Any]:
-    return dataclasses.replace(OPTIONS, train=dataclasses.replace(OPTIONS.train, **loop))
+from tiny_runs import options
 
 
 @pytest.fixture(autouse=True)
-def run(own_folders: Path) -> Path:
+def run(tiny_text: None) -> Path:
     """Of six steps, each with a checkpoint. The loss falls: the last validation is the best."""
-    Path("text.txt").write_text(TEXT)
     return start.train(options(save_every=1, keep=0), "run")
 
 

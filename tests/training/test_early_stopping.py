@@ -9,26 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from rich.console import Console
 
 import memspan
+import tiny_runs
 from command_line import refused
 from memspan import cli
-from memspan.data.prepared import prepare
 from memspan.errors import MemspanError, NonFiniteError
 from memspan.runs.options import RunConfig
 from memspan.training import start
-from memspan.training.state import TrainingState
 from memspan.training.validation import Validation
-from tiny_runs import OPTIONS, TEXT, step_of
+from tiny_runs import step_of
 
+pytestmark = pytest.mark.usefixtures("tiny_text")
 NAN = float("nan")
-
-
-@pytest.fixture(autouse=True)
-def _text(own_folders: Path) -> None:
-    Path("text.txt").write_text(TEXT)
 
 
 @pytest.fixture
@@ -49,15 +43,9 @@ def losses(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return found
 
 
-def options(patience: int, threshold: float = 0.0, **loop: object) -> RunConfig[Any]:
-    stopping: Any = {
-        "steps": 12,
-        "evaluate_every": 1,
-        "save_every": 0,
-        "early_stopping_patience": patience,
-        "early_stopping_threshold": threshold,
-    }
-    return dataclasses.replace(OPTIONS, train=dataclasses.replace(OPTIONS.train, **stopping | loop))
+def options(patience: int, threshold: float = 0.0) -> RunConfig[Any]:
+    stopping = {"early_stopping_patience": patience, "early_stopping_threshold": threshold}
+    return tiny_runs.options(steps=12, evaluate_every=1, save_every=0, **stopping)
 
 
 @pytest.mark.parametrize(
@@ -112,8 +100,7 @@ def test_the_first_process_decides() -> None:
         def of_first(self, value: float) -> float:
             return 2.0
 
-    text = prepare("text.txt", "bytes", None)
-    state = TrainingState(options(1), text, torch.device("cpu"))
+    state = tiny_runs.state_of(options(1))
     state.processes = Other()  # type: ignore[assignment]
     state.note_score(3.0)
     state.note_score(1.0)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import tiny_runs
 from command_line import refused
 from memspan import cli
 from memspan.commands.train import train
@@ -32,10 +33,8 @@ pytestmark = pytest.mark.usefixtures("own_folders")
 
 
 def tiny(architecture: str, **options: Any) -> RunConfig[Any]:
-    kind = MODELS[architecture]
-    names = {field.name for field in dataclasses.fields(kind)}
-    wanted = {"n_layers": 3, "d_model": 16, "n_heads": 2, "d_ff": 32, "memory_length": 8}
-    model = kind(**{name: value for name, value in wanted.items() if name in names})
+    sizes = {"n_layers": 3, "d_model": 16, "n_heads": 2, "d_ff": 32, "memory_length": 8}
+    model = tiny_runs.model_of(architecture, **sizes)
     return RunConfig(model, architecture, train=dataclasses.replace(TRAIN, **options))
 
 

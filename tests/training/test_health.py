@@ -14,8 +14,8 @@ import torch
 from rich.console import Console
 
 import memspan
+import tiny_runs
 from architectures import CASES, VOCABULARY
-from memspan.data.options import DataConfig
 from memspan.data.tokenizers.plain import ByteTokenizer
 from memspan.errors import MemspanError, NonFiniteError
 from memspan.evaluation import score_tokens
@@ -24,32 +24,16 @@ from memspan.models.registry import MODELS
 from memspan.runs import checkpoints
 from memspan.runs.options import RunConfig
 from memspan.training import start, updates, validation
-from memspan.training.options import OptimConfig, TrainConfig
 from memspan.training.state import non_finite_rows
 from memspan.training.updates import MOST_SKIPS_IN_A_ROW
 
-TEXT = "to carry a memory from one segment to the next, and to the next again. " * 20
-
-
-@pytest.fixture(autouse=True)
-def _text(own_folders: Path) -> None:
-    Path("text.txt").write_text(TEXT)
+pytestmark = pytest.mark.usefixtures("tiny_text")
 
 
 def run(architecture: str, **loop: Any) -> RunConfig[Any]:
-    settings = {"steps": 12, "batch_size": 3, "segment_length": 8, "evaluate_tokens": 64}
-    settings |= {"evaluate_every": 0, "save_every": 4, "sample_tokens": 0, "device": "cpu"}
-    return RunConfig(
-        model=MODELS[architecture](n_layers=1, d_model=16),
-        architecture=architecture,  # type: ignore[arg-type]
-        data=DataConfig(corpus="text.txt"),
-        optim=OptimConfig(warmup_steps=2),
-        train=TrainConfig(**settings | loop),  # type: ignore[arg-type]
-    )
-
-
-def quiet() -> Console:
-    return Console(quiet=True)
+    model = MODELS[architecture](n_layers=1, d_model=16)
+    usual = {"steps": 12, "batch_size": 3, "segment_length": 8, "evaluate_tokens": 64}
+    return tiny_runs.options(model, **usual | {"evaluate_every": 0, "save_every": 4} | loop)
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, steps: set[int], value: float = math.nan) -> None:
@@ -122,26 +106,10 @@ def test_training_gives_up_where_skipping_does_not_help(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("architecture", ["compressive", "fast-weights"])
-def test_a_spoilt_row_of_memory_is_emptied_and_counted(
-    monkeypatch: pytest.MonkeyPatch, architecture: str
-) -> None:
+def test_a_spoilt_row_of_memory_is_emptied_and_counted(architecture: str) -> None:
     """Whatever architecture: the loss that saw it is skipped, and training goes on without it."""
-    original = updates.Updater._accumulate_gradients
-
-    def accumulate(self: updates.Updater, *update: Any) -> Any:
-        if self.state.step == 5:
-            row = torch.zeros(3, dtype=torch.bool)
-            row[1] = True
-
-            def overflow(t: torch.Tensor) -> torch.Tensor:
-                mask = row.view(-1, *[1] * (t.dim() - 1))
-                return torch.where(mask, math.inf, t) if t.is_floating_point() else t
-
-            self.state.memory = self.state.memory.map(overflow)
-        return original(self, *update)
-
-    monkeypatch.setattr(updates.Updater, "_accumulate_gradients", accumulate)
-    start.train(run(architecture, non_finite="skip", segment_length=4), Path("r"))
+    with tiny_runs.at_step(5, lambda state: tiny_runs.spoil_memory(state, 1, math.inf)):
+        start.train(run(architecture, non_finite="skip", segment_length=4), Path("r"))
     saved = checkpoints.latest(Path("r")).load()
     assert saved.state["health"] == {"skipped_updates": 1, "reset_memory_rows": 1}
     assert all(t.isfinite().all() for t in saved.weights.values())

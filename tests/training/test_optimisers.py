@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, get_args, get_type_hints
@@ -13,7 +12,6 @@ import torch
 import memspan
 import tiny_runs
 from memspan.commands.train import train as train_command
-from memspan.data.prepared import prepare
 from memspan.errors import MemspanError
 from memspan.runs import checkpoints
 from memspan.runs.options import read_config
@@ -28,9 +26,9 @@ from memspan.training.optimisers import (
     set_learning_rate,
 )
 from memspan.training.options import OptimConfig
-from memspan.training.state import TrainingState
 from odd_optimiser import Odd
 
+pytestmark = pytest.mark.usefixtures("tiny_text")
 OWN: dict[str, MakeOptimiser] = {
     "rmsprop": lambda groups: torch.optim.RMSprop(groups, momentum=0.5, centered=True),
     "adafactor": torch.optim.Adafactor,
@@ -52,23 +50,10 @@ def chosen(groups: Groups, part: str) -> list[torch.Tensor]:
 
 def options(name: str, steps: int = 6, **optim: Any) -> memspan.RunConfig[Any]:
     """Of a tiny run, with the optimiser if it has a name."""
-    usual = tiny_runs.OPTIONS
-    optim = {"optimiser": name if name in OPTIMISERS else "adamw", **optim}
-    return dataclasses.replace(
-        usual,
-        optim=dataclasses.replace(usual.optim, learning_rate=RATES.get(name, 0.1), **optim),
-        train=dataclasses.replace(usual.train, steps=steps),
+    optim = {"optimiser": name if name in OPTIMISERS else "adamw", "warmup_steps": 2, **optim}
+    return tiny_runs.options(
+        optim=OptimConfig(learning_rate=RATES.get(name, 0.1), **optim), steps=steps
     )
-
-
-@pytest.fixture(autouse=True)
-def _text(own_folders: Path) -> None:
-    Path("text.txt").write_text(tiny_runs.TEXT)
-
-
-def state_of(config: memspan.RunConfig[Any], own: MakeOptimiser | None = None) -> TrainingState:
-    prepared = prepare("text.txt", "bytes", None)
-    return TrainingState(config, prepared, torch.device("cpu"), optimiser=own)
 
 
 def test_every_name_is_an_option() -> None:
@@ -93,7 +78,7 @@ def test_a_run_learns_and_goes_on_bit_for_bit(name: str) -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_a_dry_run_counts_what_it_keeps(name: str) -> None:
     config, own = options(name), OWN.get(name)
-    state = state_of(config, own)
+    state = tiny_runs.state_of(config, own)
     updates.Updater(state).update()
     size = whole = 0
     for parameter, values in state.optimiser.optimizer.state.items():
@@ -113,7 +98,7 @@ def test_a_dry_run_counts_what_it_keeps(name: str) -> None:
 def test_sgd_without_momentum_keeps_nothing() -> None:
     """Nor does it take up what a run with momentum has kept."""
     config = options("sgd", beta1=0.0)
-    assert kept_bytes(state_of(config).model, config.optim, None) == 0
+    assert kept_bytes(tiny_runs.state_of(config).model, config.optim, None) == 0
     folder = memspan.train(options("sgd"), "run")
     memspan.resume(folder, config=options("sgd", steps=8, beta1=0.0))
     saved = checkpoints.latest(folder).load().training
@@ -122,7 +107,7 @@ def test_sgd_without_momentum_keeps_nothing() -> None:
 
 def test_weight_decay_is_for_matrices_and_tables() -> None:
     """Not for biases, whatever their shape, nor for gains; the betas are the options'."""
-    model = state_of(options("adamw")).model
+    model = tiny_runs.state_of(options("adamw")).model
     chosen = OptimConfig(learning_rate=0.1, weight_decay=0.3, beta1=0.8, beta2=0.95)
     optimizer = Optimiser(model, chosen).optimizer
     names = {id(p): name for name, p in model.named_parameters()}
@@ -150,8 +135,8 @@ def test_weight_decay_is_for_matrices_and_tables() -> None:
 def test_muon_is_for_matrices_of_layers_and_adamw_for_the_rest() -> None:
     """Both with the learning rate, decay and factors of all groups."""
     config = options("muon", beta1=0.8, weight_decay=0.3)
-    model = state_of(config).model
-    twin = state_of(config).model
+    model = tiny_runs.state_of(config).model
+    twin = tiny_runs.state_of(config).model
     ours = Optimiser(model, config.optim)
     groups = groups_of(twin, config.optim)
     parameters = dict(twin.named_parameters())
@@ -217,7 +202,7 @@ def test_the_schedule_holds_for_an_own_optimiser() -> None:
 
 def test_what_the_function_leaves_out_stays() -> None:
     """And its gradients do not pile up."""
-    state = state_of(options("heads"), OWN["heads"])
+    state = tiny_runs.state_of(options("heads"), OWN["heads"])
     before = {name: p.detach().clone() for name, p in state.model.named_parameters()}
     updates.Updater(state).update()
     moved = {n for n, p in state.model.named_parameters() if not torch.equal(p, before[n])}
@@ -230,10 +215,6 @@ def refusal(act: Callable[[], object]) -> str:
         act()
     assert "\n" not in str(error.value)
     return str(error.value)
-
-
-def flat(groups: Groups) -> list[torch.Tensor]:
-    return chosen(groups, "")
 
 
 class Keeping(torch.optim.SGD):
@@ -273,7 +254,7 @@ class Counting(torch.optim.SGD):
             "that are not the model's: make it from",
         ),
         (
-            lambda groups: torch.optim.LBFGS(flat(groups)),
+            lambda groups: torch.optim.LBFGS(chosen(groups, "")),
             "LBFGS cannot make a step by gradients al",
         ),
         (

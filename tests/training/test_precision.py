@@ -14,31 +14,19 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+import tiny_runs
 from architectures import CASES
 from memspan import cli, precision
-from memspan.data.options import DataConfig
-from memspan.data.prepared import prepare
 from memspan.errors import MemspanError
 from memspan.models.options import EmbeddingConfig
 from memspan.models.registry import MODELS
 from memspan.precision import AUTOMATIC, Precision, resolve
 from memspan.runs.options import RunConfig, load_config
 from memspan.training import start, updates, validation
-from memspan.training.options import OptimConfig, TrainConfig
-from memspan.training.state import TrainingState
 
 CPU = torch.device("cpu")
-SMALL = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12}
-LOOP = TrainConfig(
-    steps=3,
-    batch_size=2,
-    segment_length=4,
-    evaluate_every=0,
-    evaluate_tokens=32,
-    save_every=1,
-    sample_tokens=8,
-    device="cpu",
-)
+SMALL = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12, "memory_length": 4}
+LOOP = {"steps": 3, "evaluate_every": 0, "save_every": 1, "sample_tokens": 8}
 
 
 def setting() -> list[Any]:
@@ -48,8 +36,7 @@ def setting() -> list[Any]:
 
 
 @pytest.fixture(autouse=True)
-def _text_and_settings(own_folders: Path) -> Iterator[None]:
-    Path("text.txt").write_text("memory is what remains of what was read. " * 30)
+def _settings_stay(tiny_text: None) -> Iterator[None]:
     before = setting()
     yield
     assert setting() == before
@@ -136,21 +123,8 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any], EmbeddingConfig]] = {
 
 def options(name: str = "transformer-xl", **loop: Any) -> RunConfig[Any]:
     architecture, more, embedding = ARCHITECTURES[name]
-    known = {field.name for field in dataclasses.fields(MODELS[architecture])}
-    small = {name: n for name, n in (SMALL | {"memory_length": 4}).items() if name in known}
-    return RunConfig(
-        architecture=architecture,  # type: ignore[arg-type]
-        model=MODELS[architecture](**small | more),
-        embedding=embedding,
-        data=DataConfig(corpus="text.txt"),
-        optim=OptimConfig(warmup_steps=2),
-        train=dataclasses.replace(LOOP, **loop),
-    )
-
-
-def state_of(config: RunConfig[Any]) -> TrainingState:
-    prepared = prepare(config.data.corpus, config.data.tokenizer, config.data.vocab_size)
-    return TrainingState(config, prepared, CPU)
+    model = tiny_runs.model_of(architecture, **SMALL | more)
+    return dataclasses.replace(tiny_runs.options(model, **LOOP | loop), embedding=embedding)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -158,7 +132,7 @@ def test_training_in_bfloat16(name: str) -> None:
     """Three updates: losses near float32's, weights, gradients and memory in float32."""
     losses: dict[str, list[Tensor]] = {}
     for products in ("float32", "bfloat16"):
-        state = state_of(options(name, precision=products))
+        state = tiny_runs.state_of(options(name, precision=products))
         updater = updates.Updater(state)
         losses[products] = []
         for _ in range(3):
@@ -175,7 +149,7 @@ def test_training_in_bfloat16(name: str) -> None:
 
 def test_all_of_an_update_is_computed_as_asked() -> None:
     """Forward and backward; the setting outside is another, and stays."""
-    state, seen = state_of(options(matmul_precision="medium")), []
+    state, seen = tiny_runs.state_of(options(matmul_precision="medium")), []
 
     def look(*_: Any) -> None:
         seen.append(torch.get_float32_matmul_precision())

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import memspan
+import tiny_runs
 from command_line import refused
 from memspan import cli
 from memspan.data.streams import Streams
@@ -22,17 +23,12 @@ from memspan.training.optimisers import learning_rate
 from memspan.training.options import OptimConfig, TrainConfig
 from tiny_runs import OPTIONS, TEXT
 
+pytestmark = pytest.mark.usefixtures("tiny_text")
 PEAK, FLOOR, WARMUP, STEPS = 2e-3, 1e-4, 5, 105
 
 
-@pytest.fixture(autouse=True)
-def _text(own_folders: Path) -> None:
-    Path("text.txt").write_text(TEXT)
-
-
-def options(**budget: object) -> RunConfig[Any]:
-    loop: Any = {"steps": None} | budget
-    return dataclasses.replace(OPTIONS, train=dataclasses.replace(OPTIONS.train, **loop))
+def options(optim: OptimConfig = OPTIONS.optim, **budget: Any) -> RunConfig[Any]:
+    return tiny_runs.options(optim=optim, **{"steps": None} | budget)
 
 
 def rates(schedule: Any, **options: Any) -> list[float]:
@@ -186,7 +182,7 @@ def test_budgets_that_are_none(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_run_follows_its_budget() -> None:
     optim = OptimConfig(schedule="warmup-stable-decay", warmup_steps=1, decay_steps=2)
     # Six updates of eight tokens, the last two of which decay.
-    start.train(dataclasses.replace(options(max_tokens=48), optim=optim), Path("r"))
+    start.train(options(optim, max_tokens=48), Path("r"))
     records = metrics.read(Path("r/metrics.jsonl"))
     (last,) = [record["learning_rate"] for record in records if "learning_rate" in record]
     assert last == pytest.approx((PEAK + FLOOR) / 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import subprocess
 import sys
@@ -18,10 +17,7 @@ from memspan.runs.options import read_config, to_toml
 from memspan.training import metrics, start
 from memspan.training.metrics import TRACKERS, Logger, Record
 
-
-@pytest.fixture(autouse=True)
-def _text(own_folders: Path) -> None:
-    Path("text.txt").write_text(tiny_runs.TEXT)
+pytestmark = pytest.mark.usefixtures("tiny_text")
 
 
 @pytest.mark.processes
@@ -42,9 +38,8 @@ def test_tensorboard_gets_the_metrics() -> None:
 def test_a_tracker_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "trackio", None)
     # Before the run's folder is made.
-    loop = dataclasses.replace(tiny_runs.OPTIONS.train, tracker=("trackio",))
     with pytest.raises(MemspanError, match="pip install trackio, or leave"):
-        start.train(dataclasses.replace(tiny_runs.OPTIONS, train=loop), Path("r"))
+        start.train(tiny_runs.options(tracker=("trackio",)), Path("r"))
     assert not Path("r").exists()
 
 

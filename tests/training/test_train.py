@@ -14,61 +14,46 @@ import pytest
 import torch
 
 import memspan
+import tiny_runs
 from memspan.data.options import DataConfig
-from memspan.data.prepared import prepare
 from memspan.errors import MemspanError
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.options import EmbeddingConfig
-from memspan.models.registry import MODELS
 from memspan.models.transformer_xl.config import TransformerXLConfig as XL
 from memspan.runs import checkpoints
 from memspan.runs.folder import lock_run
 from memspan.runs.options import RunConfig
 from memspan.runs.run import create
 from memspan.training import metrics, start, updates, validation
-from memspan.training.options import OptimConfig, TrainConfig
-from memspan.training.state import TrainingState
+from memspan.training.options import OptimConfig
 from memspan.training.summary import prompt_from
 from memspan.training.trainer import Checkpointer
 from tiny_runs import assert_same, at_step, cut_at, step_of
 from warm import Child
 
+pytestmark = pytest.mark.usefixtures("tiny_text")
 SIZES: dict[str, Any] = {"n_layers": 2, "d_model": 16, "n_heads": 2, "d_ff": 32, "dropout": 0.1}
 MODEL = XL(**SIZES, memory_length=8)
 COMPRESSIVE = CompressiveConfig(**SIZES, memory_length=8, compressed_length=3, compression_rate=3)
 FAVOR = FastWeightsConfig(**SIZES, feature_map="favor", favor_redraw=True)
-LOOP = TrainConfig(
-    steps=12,
-    batch_size=2,
-    segment_length=8,
-    evaluate_every=5,
-    evaluate_tokens=64,
-    save_every=4,
-    sample_tokens=0,
-    device="cpu",
-)
+WARMED, CONSTANT = OptimConfig(warmup_steps=5), OptimConfig(schedule="constant")
+LOOP = {
+    "steps": 12,
+    "segment_length": 8,
+    "evaluate_every": 5,
+    "evaluate_tokens": 64,
+    "save_every": 4,
+}
 
 
-@pytest.fixture(autouse=True)
-def _text(own_folders: Path) -> None:
-    words = random.Random(1).choices(["memory", "segment", "the", "of", "a\n"], k=400)
-    Path("text.txt").write_text(" ".join(words))
+def config(model: Any = MODEL, optim: OptimConfig = WARMED, **loop: Any) -> RunConfig[Any]:
+    usual = tiny_runs.options(model, optim, **LOOP | loop)
+    return dataclasses.replace(usual, data=DataConfig("text.txt", "characters"))
 
 
-def config(model: object = MODEL, **loop: object) -> RunConfig:  # type: ignore[type-arg]
-    return RunConfig(
-        model=model,
-        architecture=next(n for n, kind in MODELS.items() if isinstance(model, kind)),
-        data=DataConfig(corpus="text.txt", tokenizer="characters"),
-        optim=OptimConfig(warmup_steps=5),
-        train=dataclasses.replace(LOOP, **loop),  # type: ignore[arg-type]
-    )
-
-
-def updater_of(options: RunConfig) -> updates.Updater:  # type: ignore[type-arg]
-    prepared = prepare("text.txt", "characters", None)
-    return updates.Updater(TrainingState(options, prepared, torch.device("cpu")))
+def updater_of(options: RunConfig[Any]) -> updates.Updater:
+    return updates.Updater(tiny_runs.state_of(options))
 
 
 @pytest.mark.parametrize(
@@ -97,8 +82,7 @@ def test_a_run_that_is_cut_goes_on_bit_for_bit(model: object, loop: dict[str, An
 
 def test_a_run_goes_on_with_or_without_recomputing() -> None:
     """It changes no number, with dropout and a memory that gradients flow through."""
-    options = config(accumulate=2, gradient_segments=2, steps=8)
-    options = dataclasses.replace(options, optim=OptimConfig(schedule="constant"))
+    options = config(optim=CONSTANT, accumulate=2, gradient_segments=2, steps=8)
     first = dataclasses.replace(options, train=dataclasses.replace(options.train, steps=4))
     rest = dataclasses.replace(options.train, recompute=True)
     start.train(options, Path("plain"))
@@ -111,10 +95,7 @@ def test_a_run_goes_on_with_or_without_recomputing() -> None:
 
 @pytest.mark.processes
 def test_sigkill_at_a_random_step_loses_nothing() -> None:
-    options = dataclasses.replace(
-        config(steps=100_000, save_every=5, evaluate_every=30),
-        optim=OptimConfig(schedule="constant"),
-    )
+    options = config(optim=CONSTANT, steps=100_000, save_every=5, evaluate_every=30)
     killed = Child("killed", start.train, options, Path("run"))
     checkpoints_of = Path("run/checkpoints")
     while killed.poll() is None and not len(list(checkpoints_of.glob("step-*"))) >= 2:
@@ -132,7 +113,7 @@ def test_sigkill_at_a_random_step_loses_nothing() -> None:
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_an_interrupt_saves(name: str) -> None:
-    with at_step(5, lambda: os.kill(os.getpid(), getattr(signal, name))):
+    with at_step(5, lambda _: os.kill(os.getpid(), getattr(signal, name))):
         start.train(config(steps=7, evaluate_every=0), Path("cut"))
     assert step_of("cut") == 6
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import json
 import math
 from pathlib import Path
@@ -9,46 +11,36 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_train import MODEL
+from rich.console import Console
 
 from memspan import cli
+from memspan.data.options import DataConfig
 from memspan.data.tokenizers.base import Tokenizer
 from memspan.data.tokenizers.plain import ByteTokenizer
 from memspan.data.tokenizers.registry import train_tokenizer
 from memspan.evaluation import Scores, score_tokens
 from memspan.models import LanguageModel
-from memspan.training import metrics
+from memspan.training import metrics, start
+from tiny_runs import OPTIONS, options
 
 KNOWN = "the quick brown fox jumps over the lazy dog\n" * 200
 UNSEEN = "the quick brown fox jumps over the lazy cät\n" * 20
-SMALL = [
-    "--model.n-layers=1",
-    "--model.d-model=16",
-    "--model.n-heads=2",
-    "--model.d-ff=32",
-    "--model.memory-length=8",
-    "--train.batch-size=2",
-    "--train.segment-length=8",
-    "--train.steps=4",
-    "--train.evaluate-every=2",
-    "--train.sample-tokens=0",
-    "--train.device=cpu",
-    "--data.corpus=text.txt",
-    "--out=run",
-]
+LOOP = {"steps": 4, "segment_length": 8, "evaluate_every": 2, "evaluate_tokens": 0}
 
 pytestmark = pytest.mark.usefixtures("own_folders")
 
 
-def trained(capsys: pytest.CaptureFixture[str], text: str, *data: str) -> str:
-    """Train the run ``run`` on ``text``; what was printed, line breaks of long lines taken out."""
+def trained(text: str, vocab_size: int | None = None) -> str:
+    """Train the run ``run`` on the words of ``text``; what was printed, without line breaks."""
     Path("text.txt").write_text(text)
-    cli.main(["train", *SMALL, *(f"--data.{option}" for option in data)])
-    return " ".join(capsys.readouterr().out.split())
+    data = DataConfig("text.txt", "words", vocab_size)
+    console = Console(file=io.StringIO(), record=True, width=1000)
+    start.train(dataclasses.replace(options(**LOOP), data=data), "run", console=console)
+    return " ".join(console.export_text().split())
 
 
 def score(tokenizer: Tokenizer, text: bytes) -> Scores:
-    model = LanguageModel(max(tokenizer.vocab_size, 2), MODEL).eval()
+    model = LanguageModel(max(tokenizer.vocab_size, 2), OPTIONS.model).eval()
     return score_tokens(model, tokenizer.encode(text), tokenizer, segment_length=4)
 
 
@@ -95,7 +87,7 @@ def test_long_texts_are_counted_in_pieces(monkeypatch: pytest.MonkeyPatch) -> No
 def test_training_and_evaluation_say_what_is_unknown(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    said = trained(capsys, KNOWN + UNSEEN, "tokenizer=words")
+    said = trained(KNOWN + UNSEEN)
     cli.main(["evaluate", "run", "--json"])
     scores = json.loads(capsys.readouterr().out)
     assert scores["bits_per_byte"] is scores["bits_per_character"] is None
@@ -124,7 +116,7 @@ def test_training_and_evaluation_say_what_is_unknown(
 
 @pytest.mark.plots
 def test_a_small_vocabulary_leaves_training_without_bits_too(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("matplotlib")
     from matplotlib.axes import Axes
@@ -138,7 +130,7 @@ def test_a_small_vocabulary_leaves_training_without_bits_too(
 
     monkeypatch.setattr(Axes, "plot", counted)
     monkeypatch.setattr("memspan.training.terminal.PLAIN_SECONDS", 0)
-    said = trained(capsys, KNOWN, "tokenizer=words", "vocab-size=5")
+    said = trained(KNOWN, vocab_size=5)
     assert "(words, 50% unknown)" in said
     assert "bits/byte" not in said
     assert {r["train_bits_per_byte"] for r in records("train_bits_per_byte")} == {None}
