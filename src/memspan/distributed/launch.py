@@ -18,7 +18,7 @@ from torch.distributed.elastic.multiprocessing import (
 )
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from memspan.distributed.reports import BY_US, LOST, cores, has_stopped
+from memspan.distributed.reports import BY_US, LOST, cores
 from memspan.invocation import PROGRAM, program
 
 SAVE_SECONDS = 120
@@ -63,28 +63,32 @@ def launch(arguments: list[str], n_processes: int) -> None:
             running = start_processes("memspan", sys.executable, called, variables, logs)
             failures = _failures(running)
         except SignalException as error:
-            if error.sigval.name not in ("SIGINT", "SIGTERM", "SIGHUP"):
-                raise RunEndedError(f"memspan: ended by {error.sigval.name}", 1) from None
-            if not has_stopped():
+            if error.sigval.name in ("SIGINT", "SIGTERM", "SIGHUP"):
                 # Before or after training: no process has said how to continue.
                 raise KeyboardInterrupt from None
-        else:
-            if failures:
-                raise _ended(failures)
+            raise RunEndedError(f"memspan: ended by {error.sigval.name}", 1) from None
+        if failures:
+            raise _ended(failures)
 
 
 def _failures(running: PContext) -> Mapping[int, ProcessFailure]:
-    """Wait for the processes, and return the failures by rank; a signal goes to them all."""
+    """Wait for the processes, and return the failures by rank.
+
+    Raises:
+        SignalException: they ended by a signal, which goes to them all, and not with a checkpoint.
+    """
     try:
         result = running.wait(period=POLL_SECONDS)
-        assert result is not None
-        return result.failures
     except SignalException as error:
         running.close(error.sigval, SAVE_SECONDS)
-        raise
+        result = running.wait(timeout=0)
+        if result is None or result.failures:
+            raise
     finally:
         # Those that are left, after a second signal.
         running.close(timeout=SAVE_SECONDS)
+    assert result is not None
+    return result.failures
 
 
 def _loopback() -> str:

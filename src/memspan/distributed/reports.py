@@ -32,21 +32,6 @@ def agree_on_failures(is_first: Callable[[], bool]) -> None:
     _is_first_to_fail = is_first
 
 
-def report_stop() -> None:
-    """Tell our launcher, if there is one, that training stopped as asked, with a checkpoint."""
-    if BY_US in os.environ:
-        _stop_mark().touch()
-
-
-def has_stopped() -> bool:
-    """Whether a process of this launcher has called :func:`report_stop`."""
-    return _stop_mark().exists()
-
-
-def _stop_mark() -> Path:
-    return Path(os.environ[BY_US]).with_name("stopped")
-
-
 def leave(line: str, status: int) -> None:
     """Report ``line`` and end this process at once: its threads may wait for processes that ended."""
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):

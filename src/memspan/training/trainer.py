@@ -13,7 +13,6 @@ from rich.console import Console
 from torch import Tensor
 
 from memspan.distributed.processes import LostProcessError, is_loss
-from memspan.distributed.reports import report_stop
 from memspan.errors import MemspanError, NonFiniteError
 from memspan.invocation import command
 from memspan.runs import checkpoints
@@ -147,7 +146,6 @@ class Trainer:
         if stopped:
             again = command("train", "--resume", checkpointer.folder)
             self.console.print(f"stopped at step {state.step:,}; continue with: {again}")
-            report_stop()
             return
         if state.stops_early:
             self.console.print(f"stopped early at step {state.step:,}: {state.patience_in_words()}")
