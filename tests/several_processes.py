@@ -20,7 +20,6 @@ from memspan.distributed.reports import BY_US
 from memspan.nn import NOT_SCORED
 from memspan.ops.fast_weights import compiled as delta_rule_loop
 from memspan.ops.feedback import compiled as feedback_loop
-from memspan.runs.options import read_config
 from memspan.training import metrics, start, trainer, updates
 from memspan.training.optimisers import Groups, MakeOptimiser
 from odd_optimiser import Odd
@@ -37,7 +36,8 @@ OWN: dict[str, MakeOptimiser] = {"odd": odd}
 
 
 def run(job: dict[str, Any], processes: Processes = ALONE) -> None:
-    """Train or resume in ``job["folder"]``, up to the step ``stop`` where there is one.
+    """Train in ``job["folder"]`` with the options ``config``, or resume the run there, up to the step
+    ``stop`` where there is one.
 
     ``copy``: the run to resume, which is left as it is. ``spoil``: the step before which the last row
     of memory becomes NaN. ``unscored``: tokens of each segment's last row that are not scored.
@@ -72,8 +72,7 @@ def run(job: dict[str, Any], processes: Processes = ALONE) -> None:
         if "unscored" in job:
             patch.setattr(Streams, "next", partly_scored)
         if "config" in job:
-            config = read_config(Path(job["config"]))
-            start.train(config, folder, optimiser=own, processes=processes)
+            start.train(job["config"], folder, optimiser=own, processes=processes)
         else:
             start.resume(folder, optimiser=own, processes=processes)
 

@@ -79,9 +79,9 @@ def config(name: str, kind: str = "ddp", model: Any = None, **loop: Any) -> RunC
     return dataclasses.replace(options, embedding=embedding, data=data)
 
 
-def written(options: RunConfig[Any], name: str) -> str:
-    Path(f"{name}.toml").write_text(to_toml(options))
-    return f"{name}.toml"
+def written(options: RunConfig[Any]) -> str:
+    Path("r.toml").write_text(to_toml(options))
+    return "r.toml"
 
 
 def losses(folder: str) -> list[tuple[int, str, float]]:
@@ -120,17 +120,15 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
         begin(patch)
         jobs = []
         for name in MODELS:
-            alone = written(config(name), name)
-            run({"config": alone, "folder": f"{name}-1", "unscored": 4})
+            run({"config": config(name), "folder": f"{name}-1", "unscored": 4})
             for kind in KINDS:
-                options = written(config(name, kind), f"{name}-{kind}")
+                options = config(name, kind)
                 jobs.append({"config": options, "folder": f"{name}-{kind}", "unscored": 4})
         for name, kind in SPOILT:
-            options = written(config(name, kind, non_finite="skip"), f"{name}-{kind}-skip")
+            options = config(name, kind, non_finite="skip")
             jobs.append({"config": options, "folder": f"{name}-{kind}-spoilt", "spoil": 2})
-        for name in dict(SPOILT):
-            alone = written(config(name, non_finite="skip"), f"{name}-skip")
-            run({"config": alone, "folder": f"{name}-spoilt", "spoil": 2})
+            options = config(name, non_finite="skip")
+            run({"config": options, "folder": f"{name}-spoilt", "spoil": 2})
         together(2, jobs)
     return folder
 
@@ -151,12 +149,9 @@ def test_two_processes_learn_as_one(name: str, kind: str, learned: Path) -> None
 def test_all_stop_early_together_and_count_on_when_resumed() -> None:
     """Each validation improves, but by less than the threshold."""
     stopping = {"early_stopping_patience": 2, "early_stopping_threshold": 10.0, "evaluate_every": 1}
-    jobs: list[dict[str, Any]] = []
-    for kind in KINDS:
-        path = written(config("fast-weights", kind, **stopping), kind)
-        jobs.append({"config": path, "folder": kind})
-    jobs.append({"config": path, "folder": "cut", "stop": 2})
-    jobs.append({"copy": "cut", "folder": "again"})
+    ddp, fsdp = (config("fast-weights", kind, **stopping) for kind in KINDS)
+    jobs = [{"config": ddp, "folder": "ddp"}, {"config": fsdp, "folder": "fsdp"}]
+    jobs += [{"config": fsdp, "folder": "cut", "stop": 2}, {"copy": "cut", "folder": "again"}]
     together(2, jobs)
     counts = {}
     for folder in (*KINDS, "cut", "again"):
@@ -188,16 +183,15 @@ def test_any_number_goes_on_where_two_were_stopped() -> None:
     others = [name for name in chosen if name != "random"]
     jobs: list[dict[str, Any]] = []
     for name, options in chosen.items():
-        path = written(options, name)
-        jobs.append({"config": path, "folder": f"{name}-cut", "stop": CUT})
+        jobs.append({"config": options, "folder": f"{name}-cut", "stop": CUT})
         if name == "random":
-            jobs.append({"config": path, "folder": "random-whole"})
+            jobs.append({"config": options, "folder": "random-whole"})
             jobs.append({"copy": "random-cut", "folder": "random-2"})
         else:
             # One process has nothing to shard.
             alone = dataclasses.replace(options.train, parallel="ddp")
-            path = written(dataclasses.replace(options, train=alone), f"{name}-alone")
-            run({"config": path, "folder": f"{name}-whole"})
+            options = dataclasses.replace(options, train=alone)
+            run({"config": options, "folder": f"{name}-whole"})
     together(2, jobs)
     four = [{"copy": f"{name}-cut", "folder": f"{name}-4"} for name in others]
     together(4, four)
@@ -244,8 +238,8 @@ def test_optimisers_learn_and_go_on_in_two_processes() -> None:
         options = config("fast-weights", kind)
         named = {} if name in OWN else {"optimiser": name}
         optim = dataclasses.replace(options.optim, learning_rate=0.1, **named)  # type: ignore[arg-type]
-        path = written(dataclasses.replace(options, optim=optim), folder)
-        return {"config": path, "folder": folder, "optimiser": name}
+        options = dataclasses.replace(options, optim=optim)
+        return {"config": options, "folder": folder, "optimiser": name}
 
     jobs = []
     for name, kind in OPTIMISERS:
@@ -278,7 +272,7 @@ def exported_names(folder: Path) -> set[str]:
 def test_the_command_starts_processes_and_ends_with_one_line() -> None:
     """A killed process and Ctrl-C, neither of which harms the run; nobody else can reach it."""
     options = config("transformer-xl", steps=5000, evaluate_every=0, save_every=5)
-    path = written(options, "r")
+    path = written(options)
     # What a downloaded folder may hold: none of the processes may import it.
     plant("random.py", "tyro.py")
     begun = launched("begun", "--preset", path, "--out", "r")
@@ -334,7 +328,7 @@ def plant(*modules: str) -> None:
 @several
 def test_processes_of_another_launcher_train_together() -> None:
     """They meet by the environment, as torchrun's do; apart, the second would find the folder taken."""
-    path = written(config("fast-weights", steps=2, evaluate_every=2), "r")
+    path = written(config("fast-weights", steps=2, evaluate_every=2))
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
@@ -351,7 +345,7 @@ def test_processes_of_another_launcher_train_together() -> None:
 
 @several
 def test_a_mistake_of_all_processes_is_said_once() -> None:
-    path = written(config("transformer-xl", batch_size=3), "r")
+    path = written(config("transformer-xl", batch_size=3))
     # Not of the standard library: python -m has imported parts of that before any code of ours.
     plant("tyro.py")
     # A port that the system finds: tests run side by side.

@@ -23,10 +23,8 @@ from memspan.runs.options import RunConfig
 from memspan.training import estimate as estimates
 from memspan.training import start
 from memspan.training.estimate import Plan, Tally, estimate
-from memspan.training.options import TrainConfig
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_architecture.py"
-TRAIN = TrainConfig(steps=10, batch_size=4, segment_length=8, device="cpu")
 CPU = torch.device("cpu")
 
 pytestmark = pytest.mark.usefixtures("own_folders")
@@ -35,7 +33,8 @@ pytestmark = pytest.mark.usefixtures("own_folders")
 def tiny(architecture: str, **options: Any) -> RunConfig[Any]:
     sizes = {"n_layers": 3, "d_model": 16, "n_heads": 2, "d_ff": 32, "memory_length": 8}
     model = tiny_runs.model_of(architecture, **sizes)
-    return RunConfig(model, architecture, train=dataclasses.replace(TRAIN, **options))
+    usual = {"steps": 10, "batch_size": 4, "segment_length": 8}
+    return tiny_runs.options(model, **usual | options)
 
 
 @pytest.mark.parametrize("architecture", MODELS)
@@ -90,7 +89,7 @@ def test_processes_share_what_training_shares() -> None:
     assert ddp.needs["weights"] == one.needs["weights"]
     assert ddp.needs["gradients"] == 2 * one.needs["gradients"]
     assert ddp.needs["memory"] * 2 == one.needs["memory"]
-    sharded = dataclasses.replace(config, train=dataclasses.replace(TRAIN, parallel="fsdp"))
+    sharded = tiny("transformer-xl", parallel="fsdp")
     assert estimate(sharded, n_processes=2).needs["moments"] * 2 == one.needs["moments"]
     for wrong, words in ((3, "cannot be shared by 3 processes evenly"), (1, "add --nproc")):
         with pytest.raises(MemspanError, match=words):
@@ -151,18 +150,10 @@ def test_contradictions(
 
 
 @pytest.mark.parametrize(
-    ("flag", "value"),
-    [
-        ("--model.n-layers", 10**9),
-        ("--train.segment-length", 10**10),
-    ],
+    "large", ["--model.n-layers=1000000000", "--train.segment-length=10000000000"]
 )
-def test_a_sample_that_does_not_fit(
-    flag: str, value: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert "lower" in refused(
-        capsys, "train", "--dry-run", "--train.device", "cpu", flag, str(value)
-    )
+def test_a_sample_that_does_not_fit(large: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "lower" in refused(capsys, "train", "--dry-run", "--train.device=cpu", large)
 
 
 def test_disk_is_that_of_the_checkpoints_that_stay() -> None:
@@ -170,9 +161,8 @@ def test_disk_is_that_of_the_checkpoints_that_stay() -> None:
     Path("text.txt").write_text("some text " * 500)
     loop: Any = {"steps": 12, "save_every": 2, "evaluate_every": 3, "evaluate_tokens": 64}
     for keep, n in ((0, 9), (1, 3), (2, 4), (50, 9)):
-        assert dataclasses.replace(TRAIN, keep=keep, **loop).checkpoints(12) == n
-    config = tiny("transformer-xl", keep=0, sample_tokens=0, **loop)
-    config = dataclasses.replace(config, data=DataConfig("text.txt"))
+        assert tiny("lstm", keep=keep, **loop).train.checkpoints(12) == n
+    config = tiny("transformer-xl", keep=0, **loop)
     found = estimate(config)
     start.train(config, Path("r"))
     files = list(Path("r/checkpoints").glob("step-*/*.safetensors"))

@@ -82,12 +82,10 @@ def test_a_run_that_is_cut_goes_on_bit_for_bit(model: object, loop: dict[str, An
 
 def test_a_run_goes_on_with_or_without_recomputing() -> None:
     """It changes no number, with dropout and a memory that gradients flow through."""
-    options = config(optim=CONSTANT, accumulate=2, gradient_segments=2, steps=8)
-    first = dataclasses.replace(options, train=dataclasses.replace(options.train, steps=4))
-    rest = dataclasses.replace(options.train, recompute=True)
-    start.train(options, Path("plain"))
-    start.train(first, Path("changed"))
-    start.resume(Path("changed"), config=dataclasses.replace(options, train=rest))
+    loop: Any = {"optim": CONSTANT, "accumulate": 2, "gradient_segments": 2}
+    start.train(config(**loop, steps=8), Path("plain"))
+    start.train(config(**loop, steps=4), Path("changed"))
+    start.resume(Path("changed"), config=config(**loop, steps=8, recompute=True))
     plain, changed = (checkpoints.latest(Path(name)).load() for name in ("plain", "changed"))
     assert all(torch.equal(x, changed.weights[name]) for name, x in plain.weights.items())
     assert "recompute = true" in Path("changed/config.toml").read_text()
@@ -104,8 +102,8 @@ def test_sigkill_at_a_random_step_loses_nothing() -> None:
     killed.send_signal(signal.SIGKILL)
     status, errors = killed.ended()
     assert status == -signal.SIGKILL, errors
-    few = dataclasses.replace(options.train, steps=step_of("run") + 12)
-    options = dataclasses.replace(options, train=few)
+    steps = step_of("run") + 12
+    options = config(optim=CONSTANT, steps=steps, save_every=5, evaluate_every=30)
     start.resume(Path("run"), config=options)
     start.train(options, Path("whole"))
     assert_same("whole", "run")
