@@ -71,7 +71,10 @@ def test_it_stops_when_patience_is_used_up(
     with pytest.raises(NonFiniteError) if NAN in nats else pytest.MonkeyPatch.context():
         start.train(options(patience, threshold), Path("r"), console=console)
     assert (step_of("r"), memspan.load("r").step) == (last, best)
-    assert f"stopped early at step {last}: the last " in console.export_text()
+    said = console.export_text()
+    assert f"stopped early at step {last}: the last " in said
+    # It is said, and the run goes on.
+    assert ("validation: a loss is NaN" in said) == (NAN in nats)
     with pytest.raises(MemspanError, match=f"has stopped early at step {last}"):
         start.resume("r")
 

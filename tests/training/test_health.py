@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
 import memspan
 import tiny_runs
@@ -23,7 +22,7 @@ from memspan.memory import Memory
 from memspan.models.registry import MODELS
 from memspan.runs import checkpoints
 from memspan.runs.options import RunConfig
-from memspan.training import start, updates, validation
+from memspan.training import start, updates
 from memspan.training.state import non_finite_rows
 from memspan.training.updates import MOST_SKIPS_IN_A_ROW
 
@@ -147,20 +146,3 @@ def test_scores_and_texts_that_are_not_finite_are_refused(architecture: str) -> 
             parameter.mul_(1e30)
     with pytest.raises(NonFiniteError, match="not finite"):
         score_tokens(model, np.arange(40, dtype=np.uint8), ByteTokenizer(), segment_length=8)
-
-
-def test_a_validation_that_is_not_finite_does_not_end_the_run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    original = validation.Validation.score
-
-    def score(self: validation.Validation, batch_size: int, **options: bool) -> Any:
-        if self.state.step == 4:
-            raise NonFiniteError("the score is not finite")
-        return original(self, batch_size, **options)
-
-    monkeypatch.setattr(validation.Validation, "score", score)
-    start.train(run("transformer-xl", evaluate_every=4), Path("r"), console=Console())
-    assert "the score is not finite" in capsys.readouterr().out
-    scored = [r["step"] for r in records() if "validation_bits_per_byte" in r]
-    assert scored == [8, 12]
