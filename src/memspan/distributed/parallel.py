@@ -7,8 +7,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from memspan.data.streams import Segment
 from memspan.memory import Memory
 from memspan.models import LanguageModel
 from memspan.models.output import Output
@@ -28,10 +29,9 @@ class ParallelModel:
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
 
-    def __call__(
-        self, tokens: Tensor, memory: Memory, targets: Tensor, starts: Tensor | None
-    ) -> Output:
-        return self.model(tokens, memory, targets=targets, starts=starts)
+    def __call__(self, segment: Segment, memory: Memory) -> Output:
+        """Read this process's rows of a segment."""
+        return _read(self.model, segment, memory)
 
     def gradient_sync(self, enabled: bool) -> AbstractContextManager[object]:
         """Whether backward passes inside average gradients over processes or only accumulate them."""
@@ -54,10 +54,8 @@ class ReplicatedModel(ParallelModel):
                 _LossOnly(model), find_unused_parameters=True, broadcast_buffers=False
             )
 
-    def __call__(
-        self, tokens: Tensor, memory: Memory, targets: Tensor, starts: Tensor | None
-    ) -> Output:
-        return self._wrapped(tokens, memory, targets, starts)[-1].output
+    def __call__(self, segment: Segment, memory: Memory) -> Output:
+        return self._wrapped(segment, memory)[-1]()
 
     def gradient_sync(self, enabled: bool) -> AbstractContextManager[object]:
         return nullcontext() if enabled else self._wrapped.no_sync()
@@ -70,18 +68,14 @@ class _LossOnly(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(
-        self, tokens: Tensor, memory: Memory, targets: Tensor, starts: Tensor | None
-    ) -> tuple[Any, ...]:
-        output = self.model(tokens, memory, targets=targets, starts=starts)
-        return output.losses, output.auxiliary_loss, _Opaque(output)
+    def forward(self, segment: Segment, memory: Memory) -> tuple[Any, ...]:
+        output = _read(self.model, segment, memory)
+        # DDP searches dataclasses for tensors, but not functions.
+        return output.losses, output.auxiliary_loss, lambda: output
 
 
-class _Opaque:
-    """Hides an output from DDP, which searches dataclasses for tensors."""
-
-    def __init__(self, output: Output) -> None:
-        self.output = output
+def _read(model: LanguageModel, segment: Segment, memory: Memory) -> Output:
+    return model(segment.inputs, memory, targets=segment.targets, starts=segment.starts)
 
 
 class ShardedModel(ParallelModel):

@@ -96,9 +96,8 @@ class Updater:
     def read(self, segment: Segment) -> Output:
         """A pass over this process's rows of ``segment``, from the memory that they carry."""
         state = self.state
-        own = segment.part(state.rows, state.device)
         with state.precision.autocast(state.device):
-            return state.parallel(own.inputs, state.memory, own.targets, own.starts)
+            return state.parallel(segment.part(state.rows, state.device), state.memory)
 
     def _skip(self, read: list[tuple[Segment, Tensor]]) -> None:
         """Skip the update; raise if asked to stop or after too many in a row."""
