@@ -13,8 +13,6 @@ import json
 import os
 import shutil
 import stat
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -29,9 +27,9 @@ from memspan.files import disk
 from memspan.runs import checkpoints
 from memspan.runs import options as run_options
 from memspan.runs.folder import lock_run
-from memspan.training import metrics, start, trainer
+from memspan.training import start, trainer
 from memspan.training.options import OptimConfig
-from tiny_runs import OPTIONS, PowerCut, cut_at, options
+from tiny_runs import OPTIONS, PowerCut, cut_at, options, validations
 
 pytestmark = [pytest.mark.hardening, pytest.mark.usefixtures("tiny_text")]
 
@@ -106,32 +104,17 @@ def test_a_crash_between_any_two_operations_of_a_save_is_recovered() -> None:
         assert not list(folder.rglob(".*")), cut
 
 
-def test_a_second_trainer_is_refused_until_the_first_is_dead() -> None:
+def test_a_second_trainer_is_refused() -> None:
+    """Until the first has ended, and if it was killed: ``test_train.py`` goes on from there."""
     start.train(OPTIONS, Path("r"))
-    holder = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import sys, pathlib; from memspan.files.disk import only_writer\n"
-            "with only_writer(pathlib.Path('r')):\n"
-            "    print('ready', flush=True); sys.stdin.read()",
-        ],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert holder.stdout is not None
-    holder.stdout.readline()
     before = content(Path("r"))
-    # What earlier versions locked, and whoever cleans up may remove.
-    Path("r/.lock").unlink(missing_ok=True)
-    with pytest.raises(MemspanError, match="another process is training in r"):
-        start.resume(Path("r"))
-    with pytest.raises(MemspanError, match="another process is training in r"):
-        start.train(OPTIONS, Path("r"))
+    with lock_run(Path("r")):
+        # What earlier versions locked, and whoever cleans up may remove.
+        Path("r/.lock").unlink(missing_ok=True)
+        for begin in (start.resume, lambda folder: start.train(OPTIONS, folder)):
+            with pytest.raises(MemspanError, match="another process is training in r"):
+                begin(Path("r"))
     assert content(Path("r")) == before
-    holder.kill()
-    holder.communicate()
-    # The system has released the lock.
     with pytest.raises(MemspanError, match="is finished"):
         start.resume(Path("r"))
 
@@ -173,11 +156,7 @@ def test_the_best_weights_are_published_wherever_they_are_validated() -> None:
     """Validations may fall on steps where no checkpoint is due."""
     slow = OptimConfig(warmup_steps=50)
     start.train(options(optim=slow, evaluate_every=3, save_every=4, steps=7), Path("r"))
-    scores = {
-        r["step"]: r["validation_nats_per_token"]
-        for r in metrics.read(Path("r/metrics.jsonl"))
-        if "validation_nats_per_token" in r
-    }
+    scores = dict(validations("r"))
     assert set(scores) == {3, 6, 7}
     assert memspan.load("r").step == min(scores, key=scores.__getitem__)
 
