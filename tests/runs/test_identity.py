@@ -17,6 +17,7 @@ import memspan
 import tiny_runs
 from memspan import cli
 from memspan.data.corpora import load_corpus, located
+from memspan.data.options import DataConfig
 from memspan.data.token_files import difference
 from memspan.errors import MemspanError
 from memspan.runs import checkpoints, history
@@ -28,10 +29,10 @@ from tiny_runs import OPTIONS, TEXT, PowerCut, assert_same, at_step, cut_at
 pytestmark = pytest.mark.usefixtures("tiny_text")
 
 
-def cut_run() -> None:
+def cut_run(config: RunConfig[Any] = OPTIONS) -> None:
     """A run whose process was killed after five updates."""
     with cut_at(5):
-        start.train(OPTIONS, Path("r"))
+        start.train(config, Path("r"))
 
 
 @pytest.mark.parametrize("replaced", [True, False])
@@ -81,12 +82,10 @@ def rewrite(change: dict[str, str]) -> None:
     ],
 )
 def test_a_corpus_that_changed_in_any_split_or_border_is_refused(
-    change: dict[str, str], says: str, monkeypatch: pytest.MonkeyPatch
+    change: dict[str, str], says: str
 ) -> None:
     rewrite({})
-    data = dataclasses.replace(OPTIONS.data, corpus="texts")
-    monkeypatch.setitem(globals(), "OPTIONS", dataclasses.replace(OPTIONS, data=data))
-    cut_run()
+    cut_run(dataclasses.replace(OPTIONS, data=DataConfig("texts")))
     rewrite(change)
     with pytest.raises(MemspanError, match=says):
         start.resume(Path("r"))
