@@ -13,11 +13,7 @@ INLINE void token_columns(
     for (long i = 0; i < K; i++)
         for (long c = 0; c < vectors; c++) {
             Lanes w = ((const Lanes *)(from + i * stride))[c];
-#ifdef __AVX512F__
-            /* Loaded once: the compiler would load it for each product, and some processors load only one
-               such vector per cycle. */
-            __asm__("" : "+v"(w));
-#endif
+            KEEP(w);
             by_key[c] += k[i] * w, by_query[c] += q[i] * w;
         }
     for (long c = 0; c < vectors; c++) {
