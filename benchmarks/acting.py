@@ -14,6 +14,7 @@ Written: results/acting.json.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from statistics import median
 from typing import Any
@@ -53,13 +54,12 @@ def made(name: str) -> Backbone[Any]:
 
 def stepping(backbone: Backbone[Any], x: Tensor, ends: Tensor) -> Callable[[], object]:
     """One step of a reader whose rows have episodes behind them; ``x [T, B, D]``, ``ends [T, B]``."""
-    reader, t = backbone.reader(None, x.shape[1]), 0
+    reader = backbone.reader(None, x.shape[1])
+    vectors, masks = itertools.cycle(x.unbind()), itertools.cycle(ends.unbind())
 
     def step() -> None:
-        nonlocal t
-        reader.reset(ends[t % len(ends)])
-        reader.step(x[t % len(x)])
-        t += 1
+        reader.reset(next(masks))
+        reader.step(next(vectors))
 
     for _ in range(2 * EPISODE):
         step()
@@ -74,15 +74,14 @@ def in_window(backbone: Backbone[Any], x: Tensor) -> Callable[[], object]:
 def in_cells(x: Tensor, ends: Tensor) -> Callable[[], object]:
     cells = [nn.LSTMCell(WIDTH, WIDTH) for _ in range(LAYERS)]
     states = [(torch.zeros(x.shape[1:]),) * 2 for _ in cells]
-    kept, t = (~ends).float()[..., None], 0
+    vectors = itertools.cycle(x.unbind())
+    kept = itertools.cycle((~ends).float()[..., None].unbind())
 
     def step() -> None:
-        nonlocal t
-        h, own = x[t % len(x)], kept[t % len(kept)]
+        h, own = next(vectors), next(kept)
         for n, cell in enumerate(cells):
             states[n] = cell(h, (states[n][0] * own, states[n][1] * own))
             h = states[n][0]
-        t += 1
 
     return step
 

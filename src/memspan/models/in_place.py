@@ -28,6 +28,17 @@ class BufferedReader(VectorReader, Generic[M]):
         super().__init__(backbone, memory.batch_size)
         self.watch = Watch(backbone, replaced=True)
         self._rows, self._device = Rows.of(memory), memory.tokens_seen.device
+        self._tokens_seen = memory.tokens_seen
+
+    @property
+    def _tokens_seen(self) -> Tensor:
+        """How many tokens each row has read: those when this was last set, and ``_n_read`` since, which
+        takes no operation per token."""
+        return self._seen_before + self._n_read
+
+    @_tokens_seen.setter
+    def _tokens_seen(self, seen: Tensor) -> None:
+        self._seen_before, self._n_read = seen, 0
 
     @property
     def memory(self) -> M:
@@ -96,15 +107,18 @@ class InPlaceReader(BufferedReader[M]):
             name: [t.detach().to(self._dtype, copy=True) for t in tensors.pop(name).unbind(1)]
             for name in layered
         }
+        del tensors["tokens_seen"]
         self._counts = tensors
 
     def _memory(self, rows: Tensor | slice, at: Tensor | slice) -> M:
         layered = {
             name: torch.stack([t[at] for t in parts], 1) for name, parts in self._layers.items()
         }
-        return self._kind(**{name: t[at] for name, t in self._counts.items()}, **layered)
+        counts = {name: t[at] for name, t in self._counts.items()}
+        return self._kind(tokens_seen=self._tokens_seen[at], **counts, **layered)
 
     def _empty(self, rows: Tensor, at: Tensor) -> None:
+        self._tokens_seen = self._tokens_seen.index_fill(0, at, 0)
         self._counts = {name: t.index_fill(0, at, 0) for name, t in self._counts.items()}
         for parts in self._layers.values():
             for tensor in parts:
@@ -115,6 +129,7 @@ class InPlaceReader(BufferedReader[M]):
         for name, parts in self._layers.items():
             for own, new in zip(parts, tensors.pop(name).unbind(1), strict=True):
                 own.index_copy_(0, at, new.to(self._dtype))
+        self._tokens_seen = self._tokens_seen.index_copy(0, at, tensors["tokens_seen"])
         self._counts = {
             name: own.index_copy(0, at, tensors[name]) for name, own in self._counts.items()
         }

@@ -64,13 +64,17 @@ class FastWeightsReader(InPlaceReader[FastWeightsMemory]):
 
     def _read(self, x: Tensor) -> Tensor:
         backbone = self.backbone
-        seen = self._counts["tokens_seen"]
-        h = backbone.add_positions(x, seen)
-        self._counts = {"tokens_seen": seen + x.shape[1], "feature_map": self._feature_ids}
+        h = (
+            x
+            if backbone.config.positions == "none"
+            else backbone.add_positions(x, self._tokens_seen)
+        )
+        self._n_read += x.shape[1]
+        self._counts = {"feature_map": self._feature_ids}
         one = x.shape[1] == 1 and backbone.config.rule != "outer-product"
         if one and self._step is not None:
             # A copy, since it is overwritten.
-            h = h.to(self._dtype, copy=True, memory_format=torch.contiguous_format)
+            h = h.to(self._dtype).clone(memory_format=torch.contiguous_format)
             if not self._step.read(h):
                 refuse_non_finite(h)
             return h

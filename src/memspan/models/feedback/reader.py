@@ -22,7 +22,6 @@ class FeedbackReader(BufferedReader[FeedbackMemory]):
         super().__init__(backbone, memory)
         self.backbone, self._n_heads = backbone, backbone.config.n_heads
         self._begin(memory.tokens_seen, memory.counts()["length"])
-        self._count = 0
         self._span_masks = [layer.span_mask() for layer in backbone.stack()]
         # The loop that models train with, for a copy of their weights; none has learned spans.
         self._loop = None
@@ -43,7 +42,7 @@ class FeedbackReader(BufferedReader[FeedbackMemory]):
     def _memory(self, rows: Tensor | slice, at: Tensor | slice) -> FeedbackMemory:
         recent = self._vectors[self._end - self.span : self._end]
         return FeedbackMemory(
-            tokens_seen=self._tokens_seen[at] + self._count,
+            tokens_seen=self._tokens_seen[at],
             vectors=recent.transpose(0, 1)[at].clone(memory_format=torch.contiguous_format),
             length=to_device(self._length()[rows], self._device),
         )
@@ -52,23 +51,19 @@ class FeedbackReader(BufferedReader[FeedbackMemory]):
         # Masked values are still multiplied by zero, which leaves NaN where one is not finite.
         self._vectors[self._end - self.span : self._end].index_fill_(1, at, 0)
         self._recent_kv().index_fill_(3, at, 0)
-        self._begin(
-            self._tokens_seen.index_fill(0, at, -self._count),
-            self._length().index_fill(0, rows, 0) - self._count,
-        )
+        length = self._length().index_fill(0, rows, 0)
+        self._begin(self._tokens_seen.index_fill(0, at, 0), length)
 
     def _put(self, rows: Tensor, at: Tensor, memory: FeedbackMemory) -> None:
         """Keys and values are computed for these rows alone."""
-        seen = to_device(memory.tokens_seen, self._device) - self._count
+        seen = to_device(memory.tokens_seen, self._device)
         vectors = to_device(memory.vectors, self._device, self._vectors.dtype).transpose(0, 1)
         with torch.autocast(self._device.type, enabled=False):
             kv = self._projected(vectors).unflatten(2, (self._n_heads, len(at)))
         self._vectors[self._end - self.span : self._end].index_copy_(1, at, vectors)
         self._recent_kv().index_copy_(3, at, kv)
-        self._begin(
-            self._tokens_seen.index_copy(0, at, seen),
-            self._length().index_copy(0, rows, memory.length.cpu()) - self._count,
-        )
+        length = self._length().index_copy(0, rows, memory.length.cpu())
+        self._begin(self._tokens_seen.index_copy(0, at, seen), length)
 
     def _recent_kv(self) -> Tensor:
         """The slots that may still be attended, ``[2, G, H, B, S, K]``."""
@@ -76,8 +71,7 @@ class FeedbackReader(BufferedReader[FeedbackMemory]):
         return recent.unflatten(2, (self._n_heads, self._batch))
 
     def _begin(self, tokens_seen: Tensor, length: Tensor) -> None:
-        """Set each row's tokens seen and valid slots, both less ``_count``, the tokens read since; the
-        latter on the CPU."""
+        """Set each row's tokens seen and valid slots; the latter on the CPU."""
         self._tokens_seen, self._old_length = tokens_seen, length
         lengths = length.tolist()
         self._shortest, self._longest = min(lengths, default=0), max(lengths, default=0)
@@ -90,16 +84,16 @@ class FeedbackReader(BufferedReader[FeedbackMemory]):
         return torch.cat([self._read_piece(token) for token in x.split(1, 1)], 1)
 
     def _read_piece(self, x: Tensor) -> Tensor:
-        n_new, valid = x.shape[1], min(self._longest + self._count, self.span)
+        n_new, valid = x.shape[1], min(self._longest + self._n_read, self.span)
         # Rows of equal length need no mask: only their valid columns are read.
-        equal = self._shortest + self._count >= valid
+        equal = self._shortest + self._n_read >= valid
         length = None if equal else to_device(self._length(), self._device)
         kv = self._kv.narrow(3, self._end - valid, valid + n_new)
         read = self._by_layers if self._loop is None else self._loop.read
         h, vectors = read(x, kv, length)
         self._vectors[self._end : self._end + n_new] = vectors
         self._end += n_new
-        self._count += n_new
+        self._n_read += n_new
         normed = self.backbone.final_norm(h)
         # The loop's output is overwritten by the next call.
         return h.clone() if normed is h else normed
@@ -135,7 +129,7 @@ class FeedbackReader(BufferedReader[FeedbackMemory]):
         return kv.permute(0, 1, 4, 3, 2, 5).flatten(2, 3)
 
     def _length(self) -> Tensor:
-        return (self._old_length + self._count).clamp(max=self.span)
+        return (self._old_length + self._n_read).clamp(max=self.span)
 
     def _make_room(self, n_new: int) -> None:
         if self._end + n_new <= len(self._vectors):

@@ -57,7 +57,7 @@ class GatedDeltaNetReader(InPlaceReader[GatedDeltaNetMemory], StepsInC[CompiledG
         )
 
     def _read(self, x: Tensor) -> Tensor:
-        self._counts = {"tokens_seen": self._counts["tokens_seen"] + x.shape[1]}
+        self._n_read += x.shape[1]
         step = self._step_for(x, self._dtype) if x.shape[1] == 1 else None
         if step is not None:
             # A copy, since it is overwritten.

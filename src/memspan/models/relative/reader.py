@@ -40,8 +40,6 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
         self.backbone, self.n_slots, self._span = backbone, hidden.shape[2], span
         self.slots = memory.slots()["length"]
         self._layers = list(backbone.stack())
-        # What rows had read before, and what all of them have read since: no operation per token.
-        self._seen_before, self._n_read = memory.tokens_seen, 0
         # Queries, keys and values are one product, with u as the queries' bias.
         self._projections = [
             _fused_projection(layer, backbone.biases(n)[0]) for n, layer in enumerate(self._layers)
@@ -208,15 +206,14 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
         if documents is None:
             self._n_read += n_new
             return self._counts, n_new
-        self._seen_before = count_after(self._tokens_seen, n_new, documents)
-        self._n_read = 0
+        self._tokens_seen = count_after(self._tokens_seen, n_new, documents)
         # A device is waited for once.
         kept, added = torch.stack([(~documents.fresh).long(), documents.n_last]).cpu()
         return {name: kept * count for name, count in self._counts.items()}, added
 
     def _empty(self, rows: Tensor, at: Tensor) -> None:
         self._zero(at)
-        self._seen_before, self._n_read = self._tokens_seen.index_fill(0, at, 0), 0
+        self._tokens_seen = self._tokens_seen.index_fill(0, at, 0)
         self._count(**{name: count.index_fill(0, rows, 0) for name, count in self._counts.items()})
 
     def _put(self, rows: Tensor, at: Tensor, memory: M) -> None:
@@ -228,7 +225,7 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
         slots = slice(self._end - self.n_slots, self._end)
         for buffer, new in zip(self._buffers(), computed, strict=True):
             buffer[..., slots, :].index_copy_(1, at, new.to(buffer.dtype))
-        self._seen_before, self._n_read = self._tokens_seen.index_copy(0, at, seen), 0
+        self._tokens_seen = self._tokens_seen.index_copy(0, at, seen)
         self._count(
             **{
                 name: count.index_copy(0, rows, getattr(memory, name).cpu())
@@ -258,10 +255,6 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
 
     def _buffers(self) -> tuple[Tensor, Tensor, Tensor]:
         return self._hidden, self._keys, self._values
-
-    @property
-    def _tokens_seen(self) -> Tensor:
-        return self._seen_before + self._n_read
 
     def _count(self, **counts: Tensor) -> None:
         """Set the fields of memory that count valid slots, int64 ``[B]`` each: on the CPU, since shapes
