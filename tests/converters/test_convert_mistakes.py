@@ -111,6 +111,10 @@ MISTAKES: dict[str, tuple[Edit, str]] = {
         "lower_case is neither",
     ),
     "a hostile vocabulary": (vocab(Hostile()), "holds pathlib.* could run a program"),
+    "a hostile vocab.bin": (
+        lambda f: (torch.save(Hostile(), f / "vocab.bin"), drop("vocab.pkl")(f)),
+        "could run a program",
+    ),
     "half a vocabulary": (cut("vocab.pkl"), "damaged, or neither a pickle"),
     "hostile weights": (tensors({"x": Hostile()}), r"holds \w+\.\w+, .* could run a program"),
     "half the weights": (cut("pytorch_model.bin"), "damaged"),

@@ -16,7 +16,7 @@ from torch import nn
 from architectures import CASES, ONE_OF_EACH, Case, randomise, transformer_xl
 from golden import assert_same
 from memspan.errors import MemspanError, StaleReaderError
-from memspan.models import LanguageModel
+from memspan.models import EmbeddingConfig, LanguageModel
 from memspan.models.in_place import BufferedReader
 from readings import text
 
@@ -268,4 +268,14 @@ def test_features_that_are_drawn_again() -> None:
     reader.read(text(1, 2))
     model.backbone.redraw_features()
     with pytest.raises(MemspanError, match=REFUSED):
+        reader.read(text(1, 1))
+
+
+@torch.no_grad()
+def test_a_head_of_its_own_is_watched() -> None:
+    model = transformer_xl(EmbeddingConfig(tie=False)).model()
+    reader = model.reader()
+    reader.read(text(1, 4))
+    model.head.tables[0].mul_(1.5)
+    with pytest.raises(StaleReaderError, match=REFUSED):
         reader.read(text(1, 1))

@@ -58,12 +58,15 @@ def test_tokens_targets_starts_and_lengths(name: str) -> None:
         ({"targets": TOKENS.tolist()}, "targets must be a tensor of int64"),
         ({"targets": TOKENS.to("meta")}, "on meta"),
         ({"starts": starts[0]}, "starts must be a tensor of bool [2, 3]"),
+        ({"starts": starts.long()}, "starts must be a tensor of bool [2, 3]"),
     ):
         refused(said, partial(model, TOKENS, **options), partial(reader.read, TOKENS, **options))
     for lengths, said in (
         (torch.tensor([-1, 3]), "lengths must lie in 0 .. 3"),
         (torch.tensor([1, 4]), "lengths must lie in 0 .. 3"),
         (torch.tensor([1.0, 2.0]), "lengths must be a tensor of int64 [2]"),
+        (TOKENS, "lengths must be a tensor of int64 [2]"),
+        (torch.tensor([1, 2], device="meta"), "on meta"),
     ):
         refused(said, partial(model, TOKENS, lengths=lengths))
     lengths = torch.tensor([1, 2])
@@ -83,6 +86,7 @@ def test_vectors_and_memories(name: str) -> None:
         (x[..., 1:], f"float64 [2, 3, {d - 1}] on cpu"),
         (x[:, 0], f"float64 [2, {d}] on cpu"),
         (x.float(), f"float32 [2, 3, {d}] on cpu"),
+        (x.long(), f"int64 [2, 3, {d}] on cpu"),
         (x.to("meta"), f"float64 [2, 3, {d}] on meta"),
         (x.tolist(), f"x must be a float64 tensor [rows, length, {d}] on cpu, not a list"),
     ):

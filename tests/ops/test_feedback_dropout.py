@@ -94,6 +94,7 @@ def test_the_same_is_dropped(
         with torch.no_grad():
             torch.manual_seed(1)
             assert torch.equal(outputs[-1], model(x, implementation=implementation).hidden)
+    assert not torch.allclose(model(x).hidden, outputs[-1])
     monkeypatch.setattr(feedback, "feedback_attention", None)
     model(x)
     before, plain = torch.get_rng_state(), model.eval()(x).hidden

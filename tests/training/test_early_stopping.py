@@ -75,6 +75,7 @@ def test_it_stops_when_patience_is_used_up(
     assert f"stopped early at step {last}: the last " in said
     # It is said, and the run goes on.
     assert ("validation: a loss is NaN" in said) == (NAN in nats)
+    assert all(nats == nats for _, nats in tiny_runs.validations("r"))
     with pytest.raises(MemspanError, match=f"has stopped early at step {last}"):
         start.resume("r")
 

@@ -214,7 +214,7 @@ def _part(split: str, name: str, field: str) -> tuple[list[Text], list[str]]:
     source, wanted = _of_split(name)
     found = _own_splits(source, field)
     if found is None:
-        if wanted:
+        if wanted and _is_there(source):
             raise MemspanError(f"{source} is there, but is not divided into splits: drop #{wanted}")
         contents, skipped = _read_files(name, field)
         return [text for _, texts in contents for text in texts], skipped
