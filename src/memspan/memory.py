@@ -13,7 +13,7 @@ from torch import Tensor
 
 from memspan.errors import MemspanError, counted
 from memspan.files.tensors import load_tensors, read_header, save_tensors
-from memspan.trees import LayerMemory, check_like, form, per_row, row_mask, to_device
+from memspan.trees import LayerMemory, check_like, described, form, per_row, row_mask, to_device
 
 M = TypeVar("M", bound="Memory")
 MOST_TOKENS = 1 << 62
@@ -158,6 +158,11 @@ def concatenate(memories: Iterable[M]) -> M:
         raise MemspanError("concatenate needs at least one memory")
     first = memories[0]
     for other in memories[1:]:
+        if type(other) is not type(first):
+            raise MemspanError(
+                f"concatenate needs memories of one model, not {described(first)} and "
+                f"{described(other)}"
+            )
         check_like(other, first, None, first.device)
     fields = [memory.tensors() for memory in memories]
     return dataclasses.replace(

@@ -212,9 +212,17 @@ def check_kind(memory: object, kind: type) -> None:
     """Refuse what is not a memory of this class."""
     if type(memory) is not kind:
         raise MemspanError(
-            f"the memory must be a {kind.__name__}, not a {type(memory).__name__}: use what "
+            f"the memory must be a {kind.__name__}, not {described(memory)}: use what "
             "initial_memory or a pass of this model returned"
         )
+
+
+def described(value: object) -> str:
+    """What a value is, for a message that asks for another."""
+    if isinstance(value, Tensor):
+        return f"a tensor of {named(value.dtype)} {list(value.shape)} on {value.device}"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
 
 
 def check_field(

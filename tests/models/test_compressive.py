@@ -282,6 +282,9 @@ def test_statistics() -> None:
     shares = torch.stack([out.statistics[name] for name in names])
     assert shares.sum(0).tolist() == pytest.approx([1.0, 1.0])
     assert (shares > 0).all()
+    # Of all layers or of none, as the whole says.
+    model.backbone.layers[0].train()
+    assert {s.shape for s in model(tokens(2, 6)).statistics.values()} == {(2,)}
     assert set(model.train()(tokens(2, 6)).statistics) == {"auxiliary_loss"}
 
 

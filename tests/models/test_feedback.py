@@ -144,3 +144,19 @@ def test_memory_does_not_grow_without_bound() -> None:
             reader = model.reader(memory, 1)
             assert_same(reader.read(vectors(1, 300)), out.hidden, 1e-6, "reader")
         assert (largest < 1e3) == bounded, largest
+
+
+@torch.no_grad()
+def test_a_call_that_could_not_be_prepared_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = model_of().eval(), vectors(2, 8)
+    reader = model.reader(None, 2)
+    reader.read(x[:, :5])
+
+    def full(*_: object) -> None:
+        raise MemspanError("this machine's memory is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reader._loop.loops, "prepare", full)
+        with pytest.raises(MemspanError, match="is full"):
+            reader.read(x[:, 5:])
+    assert_same(reader.read(x[:, 5:]), model(x).hidden[:, 5:], 1e-12, "again")

@@ -70,7 +70,7 @@ def test_rows_are_picked_as_of_a_tensor() -> None:
 def test_memories_of_different_models_are_not_concatenated() -> None:
     m = memory()
     other = OtherMemory(m.tokens_seen, torch.zeros(3, 2))
-    with pytest.raises(MemspanError, match="a TransformerXLMemory, not a OtherMemory"):
+    with pytest.raises(MemspanError, match="a TransformerXLMemory and an OtherMemory"):
         concatenate([m, other])
     with pytest.raises(MemspanError, match=r"hidden is float32 \[3, 2, 3, 3\] on cpu, not float32"):
         concatenate([m, dataclasses.replace(m, hidden=m.hidden[:, :, 1:])])

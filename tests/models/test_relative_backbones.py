@@ -122,6 +122,9 @@ def test_the_longest_segment_is_what_can_be_read(
     model = transformer_xl(positions="learned", max_distance=rows).model()
     memory = model.initial_memory(1, memory_length=slots)
     longest = model.backbone.longest_segment(memory, **options)
+    for wrong in ({"attention_span": "all"}, {"clamp_length": 0}):
+        with pytest.raises(MemspanError):
+            model.backbone.longest_segment(memory, **wrong)
 
     def read(n_tokens: int) -> None:
         model.reader(memory, **options).read(text(1, n_tokens))

@@ -21,8 +21,8 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from memspan.distributed.reports import BY_US, LOST, cores
 from memspan.invocation import PROGRAM, program
 
-SAVE_SECONDS = 120
-"""Time for a run that was asked to stop to write its last checkpoint."""
+SAVE_SECONDS = int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 120))
+"""Time for a run that was asked to stop to write its last checkpoint; the variable is torchrun's."""
 POLL_SECONDS = 0.1
 """How often the launcher looks whether its processes still run."""
 

@@ -19,14 +19,14 @@ from memspan.errors import MemspanError, NonFiniteError, refuse_unknown
 from memspan.memory import Memory
 from memspan.models.segments import Padding
 from memspan.nn import NOT_SCORED
-from memspan.trees import check_field, check_kind, named, suits
+from memspan.trees import check_field, check_kind, described, named, suits
 
 
 def check_tokens(tokens: Tensor, targets: Tensor | None = None) -> None:
     """Refuse tokens that are not int64 ``[B, T]``, and targets that are not like them."""
     if not (isinstance(tokens, Tensor) and tokens.dtype == torch.int64 and tokens.dim() == 2):
         raise MemspanError(
-            f"tokens must be an int64 tensor [rows, length], not {_described(tokens)}"
+            f"tokens must be an int64 tensor [rows, length], not {described(tokens)}"
         )
     _check("targets", targets, torch.int64, tokens.shape, tokens.device)
 
@@ -109,22 +109,13 @@ def _check(
     ):
         raise MemspanError(
             f"{name} must be a tensor of {named(dtype)} {list(shape)} on {device}, to go with the "
-            f"input, not {_described(value)}"
+            f"input, not {described(value)}"
         )
 
 
 def _unreadable(x: object, shape: str, weight: Tensor) -> MemspanError:
     kind = named(weight.dtype) if weight.is_floating_point() else "floating-point"
-    return MemspanError(
-        f"x must be a {kind} tensor {shape} on {weight.device}, not {_described(x)}"
-    )
-
-
-def _described(value: object) -> str:
-    if isinstance(value, Tensor):
-        return f"a tensor of {named(value.dtype)} {list(value.shape)} on {value.device}"
-    name = type(value).__name__
-    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+    return MemspanError(f"x must be a {kind} tensor {shape} on {weight.device}, not {described(x)}")
 
 
 def check_memory(

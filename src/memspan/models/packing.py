@@ -65,8 +65,11 @@ class Part(NamedTuple):
     """What its methods read beside them, with the values that the kernel assumes."""
 
 
-Schema = dict[str, Part]
-"""A module and all those within, by name."""
+class Schema(dict[str, Part]):
+    """A module and all those within, by name; not changed once it is made."""
+
+    def __deepcopy__(self, memo: object) -> Schema:
+        return self
 
 
 def schema_of(module: nn.Module, names: str) -> Schema | None:
@@ -84,23 +87,24 @@ def schema_of(module: nn.Module, names: str) -> Schema | None:
     expected = re.compile(names, re.VERBOSE)
     if not all(map(expected.fullmatch, found)):
         return None
-    return {name: _part(part) for name, part in parts.items()}
+    return Schema((name, _part(part, True)) for name, part in parts.items())
 
 
-def _part(module: nn.Module) -> Part:
+def _part(module: nn.Module, just_made: bool = False) -> Part:
     kind = type(module)
     return Part(
         kind,
-        _sizes(module._parameters),
-        _sizes(module._buffers),
+        _sizes(module._parameters, just_made),
+        _sizes(module._buffers, just_made),
         {name: getattr(module, name, None) for name in ATTRIBUTES[kind]},
     )
 
 
-def _sizes(tensors: Mapping[str, Tensor | None]) -> dict[str, object]:
-    """By name; of a quantised weight or another tensor of a class of its own, what equals nothing."""
+def _sizes(tensors: Mapping[str, Tensor | None], just_made: bool = False) -> dict[str, object]:
+    """By name; of a quantised weight or another tensor of a class of its own, what equals nothing,
+    unless it was ``just_made``, without numbers."""
     return {
-        name: tensor.shape if type(tensor) in PLAIN else object()
+        name: tensor.shape if just_made or type(tensor) in PLAIN else object()
         for name, tensor in tensors.items()
         if tensor is not None
     }
@@ -110,6 +114,7 @@ def are_joined(parts: Sequence[nn.Module]) -> bool:
     """Whether all are torch's own products without a bias, whose weights may then be one matrix."""
     return all(
         is_itself(part, nn.Linear)
+        and not (part._buffers or part._modules)
         and _sizes(part._parameters) == {"weight": (part.out_features, part.in_features)}
         for part in parts
     )

@@ -77,15 +77,14 @@ class StackedLayer(RelativeLayer):
         step: Step,
         shared: AttentionPass,
         biases: tuple[Tensor, Tensor | None],
+        counts: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Read ``x [B, T, D]`` after ``memory [B, C+M, D]``, both in one row, and ``compressed`` alone,
-        ``[B, C, D]``: the output, the new compressed memory, the auxiliary loss, and the attention that
-        each slot received, ``[B, C+M+T]``, if it was counted."""
+        ``[B, C, D]``: the output, the new compressed memory, the auxiliary loss, and, if it ``counts``
+        it, the attention that each slot received, ``[B, C+M+T]``."""
         q, k, v = self.project(x, memory)
-        context, received = torch.cat([memory, x], 1), None
-        counts_shares = not self.training and shared.implementation != "sdpa"
-        if counts_shares or self.config.needs_received:
-            received = x.new_zeros(context.shape[:2])
+        context = torch.cat([memory, x], 1)
+        received = x.new_zeros(context.shape[:2]) if counts else None
         attended = self.attention.attend(q, k, v, shared, biases, received)
         compressed, loss = compress(
             self.config,
@@ -206,12 +205,15 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
         context, n_tokens, documents = in_one_row(memory), h.shape[1], shared.documents
         step = Step.of(memory, n_tokens, self.config.compression_rate, documents)
         length, compressed_length = step.after.length, step.after.compressed_length
+        wants_shares = not self.training and shared.implementation != "sdpa"
+        counts = wants_shares or self.config.needs_received
         hidden, compressed, losses, shares = [], [], [], []
         for n, layer in enumerate(self.stack()):
             old, older = context[:, n].to(h.dtype), memory.compressed[:, n].to(h.dtype)
             # Of a long segment nothing else is kept.
             hidden.append(where_in_use(newest(old[:, older.shape[1] :], h, documents), length))
-            h, older, loss, received = run(layer, h, old, older, step, shared, self.biases(n))
+            given = (h, old, older, step, shared, self.biases(n), counts)
+            h, older, loss, received = run(layer, *given)
             compressed.append(older)
             losses.append(loss)
             if not self.training and received is not None:

@@ -78,6 +78,7 @@ class RelativeBackbone(Backbone[M]):
 
     def span(self, attention_span: str | None = None, clamp_length: int | None = None) -> Span:
         """The model's own span, or another one (None: as configured)."""
+        RelativeReaderOptions(attention_span, clamp_length)  # type: ignore[arg-type]
         config = self.config
         return Span(
             config.attention_span if attention_span is None else attention_span,
@@ -89,11 +90,9 @@ class RelativeBackbone(Backbone[M]):
     ) -> int | None:
         """See :meth:`Backbone.longest_segment`: learned tables end somewhere, sinusoids do not."""
         rows, slots = self.config.max_distance, sum(memory.slots().values())
+        span = self.span(attention_span, clamp_length)
         # The first segment that is too long, unless clamped or limited distances always fit.
-        if (
-            rows is None
-            or self.span(attention_span, clamp_length).largest_code(rows + 1, slots) < rows
-        ):
+        if rows is None or span.largest_code(rows + 1, slots) < rows:
             return None
         return max(rows - slots, 0)
 
@@ -109,7 +108,6 @@ class RelativeBackbone(Backbone[M]):
         model's (None: as configured). The models of Transformer-XL's paper were trained with span
         ``segment`` and scored with ``fixed`` and a clamp.
         """
-        RelativeReaderOptions(attention_span, clamp_length)  # type: ignore[arg-type]
         span = self.span(attention_span, clamp_length)
         memory = self.own_memory(memory, batch_size)
         span.check_slots(sum(memory.slots().values()))

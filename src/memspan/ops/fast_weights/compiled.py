@@ -80,7 +80,8 @@ def read_one(inputs: RuleInputs) -> tuple[Tensor, Tensor] | None:
     if torch.compiler.is_compiling() or {*map(type, tensors)} != {Tensor} or _recorded(tensors):
         return None
     dtype, sizes = v.dtype, (*q.shape, *v.shape[1::2])
-    if len(sizes) != 6 or sizes[2] != 1 or not q.numel() or not v.numel():
+    code = compiler.functions(SOURCE, dtype, False) if dtype in compiler.TYPES else None
+    if code is None or len(sizes) != 6 or sizes[2] != 1 or not q.numel() or not v.numel():
         return None
     batch, n_heads, _, width, n_value_heads, value_width = sizes
     item, memory = (batch, n_value_heads, 1), (batch, n_value_heads, width, value_width)
@@ -88,10 +89,7 @@ def read_one(inputs: RuleInputs) -> tuple[Tensor, Tensor] | None:
     for t, shape in zip(tensors, shapes, strict=True):
         if t.shape != shape or t.dtype is not dtype or not t.is_cpu:
             return None
-    if n_value_heads % n_heads or dtype not in compiler.TYPES:
-        return None
-    code = compiler.functions(SOURCE, dtype, False)
-    if code is None or log_decay.max().item() > 0:
+    if n_value_heads % n_heads or log_decay.max().item() > 0:
         return None
     q, k, v, beta, log_decay, before = [t.contiguous() for t in tensors[:-1]]
     y = torch.empty_like(v)

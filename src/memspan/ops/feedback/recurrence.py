@@ -269,8 +269,9 @@ class StreamingLoop:
         if self._buffers is None or len(self._buffers["vectors"]) != n_steps:
             # As large as calls become.
             sizes = (n_steps, self.batch, self.options.span)
-            self._buffers = self.weights | new_buffers(self.weights, self.options, *sizes)
-            self._forward = self.loops.prepare(self._buffers, self.options)
+            buffers = self.weights | new_buffers(self.weights, self.options, *sizes)
+            self._forward = self.loops.prepare(buffers, self.options)
+            self._buffers = buffers
         if self._masked or length is not None:
             self._buffers["attended"][:, 0, :, -1] = given.get("has_memory", 1)
         self._masked = length is not None
