@@ -78,7 +78,9 @@ class RelativeBackbone(Backbone[M]):
 
     def span(self, attention_span: str | None = None, clamp_length: int | None = None) -> Span:
         """The model's own span, or another one (None: as configured)."""
-        RelativeReaderOptions(attention_span, clamp_length)  # type: ignore[arg-type]
+        if (attention_span, clamp_length) != (None, None):
+            # Not in graphs of torch.compile, which ask for the model's own.
+            RelativeReaderOptions(attention_span, clamp_length)  # type: ignore[arg-type]
         config = self.config
         return Span(
             config.attention_span if attention_span is None else attention_span,

@@ -301,29 +301,23 @@ _SCHEMA = (
     "Tensor[] tensors, str[] names, int span, str activation, float eps, bool norms_memory, "
     "float weights_scale, float scale, str? implementation"
 )
-_OUTPUTS = f"({_SCHEMA}) -> (Tensor, Tensor)"
-_GRADIENTS = f"({_SCHEMA}, Tensor[] upstream) -> Tensor[]"
 
 
-@custom_op("memspan::feedback_recurrence", mutates_args=(), schema=_OUTPUTS)
-def _operation(*inputs: Any) -> tuple[Tensor, Tensor]:
+def _graph_forward(*inputs: Any) -> tuple[Tensor, Tensor]:
     b = _graph_loop(*inputs)[2]
     return b["streams"][-1].clone(), b["vectors"]
 
 
-@custom_op("memspan::feedback_recurrence_backward", mutates_args=(), schema=_GRADIENTS)
-def _operation_backward(*inputs: Any) -> list[Tensor]:
+def _graph_backward(*inputs: Any) -> list[Tensor]:
     # An operation saves tensors only: its forward is run again.
     *given, upstream = inputs
     return [g.contiguous() for g in _backward(*_graph_loop(*given), *upstream)]
 
 
-@_operation.register_fake
 def _empty_outputs(tensors: list[Tensor], *_: Any) -> tuple[Tensor, Tensor]:
     return tensors[0].new_empty(tensors[0].shape), tensors[0].new_empty(tensors[0].shape)
 
 
-@_operation_backward.register_fake
 def _empty_gradients(tensors: list[Tensor], *_: Any) -> list[Tensor]:
     return [t.new_empty(t.shape) for t in tensors[:N_GRADIENTS]]
 
@@ -339,4 +333,18 @@ def _graph_gradients(ctx: Any, *upstream: Tensor) -> tuple[Any, ...]:
     return [*gradients, *[None] * (len(tensors) - len(gradients))], *[None] * len(ctx.options)
 
 
+_operation = custom_op(
+    "memspan::feedback_recurrence",
+    _graph_forward,
+    mutates_args=(),
+    schema=f"({_SCHEMA}) -> (Tensor, Tensor)",
+)
+_operation.register_fake(_empty_outputs)
 _operation.register_autograd(_graph_gradients, setup_context=_save)
+_operation_backward = custom_op(
+    "memspan::feedback_recurrence_backward",
+    _graph_backward,
+    mutates_args=(),
+    schema=f"({_SCHEMA}, Tensor[] upstream) -> Tensor[]",
+)
+_operation_backward.register_fake(_empty_gradients)
