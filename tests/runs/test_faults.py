@@ -105,7 +105,8 @@ def test_a_crash_between_any_two_operations_of_a_save_is_recovered() -> None:
 
 
 def test_a_second_trainer_is_refused() -> None:
-    """Until the first has ended, and if it was killed: ``test_train.py`` goes on from there."""
+    """Until the first has ended. Of other processes ``test_distributed.py`` asks, and of one that was
+    killed ``test_train.py``."""
     start.train(OPTIONS, Path("r"))
     before = content(Path("r"))
     with lock_run(Path("r")):
