@@ -7,11 +7,13 @@ import dataclasses
 import json
 import logging
 import os
+import select
+import stat
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import tyro
 
@@ -81,6 +83,10 @@ def generate(arguments: list[str]) -> None:
     if options.save_memory is not None:
         # Before hours of reading.
         refuse_to_overwrite(options.save_memory, memories=not options.force)
+    if options.prompt is None and options.prompt_file is None and _is_piped():
+        logging.getLogger("memspan").warning(
+            "standard input is not read: to continue that text, add --prompt-file -"
+        )
     sampling = options.sampling
     with _opened(options.prompt_file) as file:
         run, precision = options.opened()
@@ -145,6 +151,17 @@ def _opened(path: Path | None) -> BinaryIO:
         return open(path or os.devnull, "rb")
     except OSError as error:
         raise MemspanError(f"cannot read {path} ({error.strerror}): check --prompt-file") from None
+
+
+def _is_piped() -> bool:
+    """Whether a text waits in a pipe."""
+    try:
+        file: Any = sys.stdin.buffer
+        is_pipe = stat.S_ISFIFO(os.fstat(file.fileno()).st_mode)
+        return is_pipe and bool(select.select([file], [], [], 0)[0] and file.peek(1))
+    # Closed, replaced by the caller's own, or on Windows.
+    except (AttributeError, OSError, ValueError):
+        return False
 
 
 def _prompt(file: BinaryIO, prompt: str | None) -> Iterator[bytes]:

@@ -62,9 +62,9 @@ class TrainArguments(Generic[M]):
     may differ from before. On several machines: torchrun -m memspan train."""
 
     dry_run: bool = False
-    """Do not train or write a folder; print parameters, memory per process, FLOPs per token, speed and
-    days for --nproc processes. The speed is that of a few updates on made-up text, with fewer rows or
-    layers if the model is large. Ends with status 2 if the run does not fit the memory."""
+    """Do not train or write a folder; print parameters, memory per process, speed, disk and hours for
+    --nproc processes. The speed is that of a few updates on made-up text, with fewer rows if the model
+    is large. Ends with status 2 if the run does not fit the memory."""
 
     modules: Modules = ()
 

@@ -141,13 +141,21 @@ def check_memory(
         memory.counts()
 
 
+def refuse_targets_outside(targets: Tensor, vocab_size: int) -> None:
+    """Refuse targets outside the vocabulary, where looking does not wait for the device."""
+    if can_look(targets) and _is_outside("target", targets, vocab_size).any():
+        raise outside("target", targets, vocab_size)
+
+
+def _is_outside(what: str, ids: Tensor, vocab_size: int) -> Tensor:
+    wrong = (ids < 0) | (ids >= vocab_size)
+    return wrong & (ids != NOT_SCORED) if what == "target" else wrong
+
+
 def outside(what: str, ids: Tensor, vocab_size: int) -> MemspanError:
     """The error that names the first of ``ids [B, T]`` outside the vocabulary; there is one."""
-    wrong = (ids < 0) | (ids >= vocab_size)
-    also = ""
-    if what == "target":
-        wrong &= ids != NOT_SCORED
-        also = f", or {NOT_SCORED} for a target that is not scored"
+    wrong = _is_outside(what, ids, vocab_size)
+    also = f", or {NOT_SCORED} for a target that is not scored" if what == "target" else ""
     row, column = wrong.nonzero()[0].tolist()
     return MemspanError(
         f"{what} {int(ids[row, column])} in row {row}, column {column} is not in the vocabulary: "

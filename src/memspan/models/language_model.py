@@ -18,7 +18,7 @@ from memspan.models.embedding import Embedding, Head, expand_ties, losses_of, ti
 from memspan.models.fingerprints import fingerprint
 from memspan.models.in_place import BufferedReader
 from memspan.models.initialisation import initialise
-from memspan.models.inputs import check_tokens, outside
+from memspan.models.inputs import check_tokens, outside, refuse_targets_outside
 from memspan.models.options import BackboneConfig, EmbeddingConfig, check_parts
 from memspan.models.output import BackboneOutput, Output
 from memspan.models.packing import Watch, is_itself
@@ -296,7 +296,7 @@ class Reader:
         ``starts``: bool ``[B, T]``, true where a document begins, as in the model's call.
 
         Raises:
-            MemspanError: an argument is not as described here.
+            MemspanError: an argument is not as described here. The reader stays as it was.
             StaleReaderError: weights or modules have changed since the reader was made.
         """
         check_tokens(tokens, targets)
@@ -306,6 +306,9 @@ class Reader:
                 f"the reader has {counted(self._rows, 'row')}, and the tokens have {len(tokens)}: give "
                 "as many"
             )
+        if targets is not None and isinstance(self._model.head, Head):
+            # Here, since the head would notice when the reader has moved on.
+            refuse_targets_outside(targets, self._model.vocab_size)
         with self._inference():
             if self._by_call:
                 return self._read_by_call(tokens, targets, starts)

@@ -197,7 +197,7 @@ def recover(folder: Path, state: State, keep: int) -> None:
     """Finish what a crash after the latest checkpoint, of ``state``, left undone, and delete leftovers.
 
     Raises:
-        MemspanError: the best weights are damaged in both their places.
+        MemspanError: the best weights are damaged in both their places; the disk is full.
     """
     remove_leftovers(folder)
     best = state["best_step"]
@@ -217,6 +217,8 @@ def recover(folder: Path, state: State, keep: int) -> None:
             # Refuses damaged ones.
             checked_header(source / WEIGHTS)
         _publish(source, published)
+    except OSError as error:
+        raise failed_save(folder, error) from None
     except MemspanError as error:
         raise MemspanError(
             f"{error}; or move {source} away to go on without the best weights so far"

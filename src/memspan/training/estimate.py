@@ -251,7 +251,7 @@ def estimate(
 
     Raises:
         MemspanError: an option that cannot be used, a vocabulary or an epoch that is not known without
-            a download, a model of which not even a few layers fit this device.
+            a download, a model that does not fit this device even with a single row.
     """
     n_processes = max(n_processes, processes.size)
     config = with_optimiser(config, optimiser)
