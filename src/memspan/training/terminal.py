@@ -74,8 +74,10 @@ class Unbreakable(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        with self._reporting():
-            self._target.flush()
+        # Python calls this at the end of its life, too, when the target may have been closed.
+        if not self._target.closed:
+            with self._reporting():
+                self._target.flush()
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
