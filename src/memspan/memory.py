@@ -78,9 +78,7 @@ class Memory(LayerMemory):
         """
         refuse_to_overwrite(Path(path), memories=False)
         header = {"kind": type(self).__name__, "fingerprint": fingerprint}
-        # Copies: fields may share one tensor, as the counts of an empty memory do.
-        tensors = {name: tensor.clone() for name, tensor in self.tensors().items()}
-        save_tensors(Path(path), tensors, header)
+        save_tensors(Path(path), self.tensors(), header)
 
     @classmethod
     def load(cls, path: str | Path, fingerprint: str, like: Memory | None = None) -> Self:
