@@ -10,7 +10,6 @@ from torch import Tensor
 from architectures import CASES, VOCABULARY
 from golden import assert_same
 from memspan.memory import Memory
-from memspan.memory import concatenate as joined  # noqa: F401
 from memspan.models import LanguageModel
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
