@@ -25,21 +25,25 @@ def observations(case: Case) -> Tensor:
     return torch.randn(STEPS, ROWS, case.backbone.d_model, dtype=torch.float64)
 
 
-@torch.no_grad()
 @every_case
 def test_a_step_reads_one_vector_of_every_row(case: Case) -> None:
-    """As :meth:`read` does, which other tests look at; with resets, and a memory put into two rows."""
-    model, x = case.shared_model(), observations(case)
+    """As :meth:`read` does, which other tests look at; with resets, and a memory put into two rows.
+    Nothing records gradients: a reader that did would keep all that it has read."""
+    model, x = case.shared_model(), observations(case).requires_grad_()
     stepped, read = (model.backbone.reader(some_memory(model, ROWS), ROWS) for _ in range(2))
     for t in range(STEPS):
         for each in (stepped, read):
             each.reset(ENDS[t])
             if t == 4:
                 each.replace([3, 1], some_memory(model, 2, seed=7))
-        hidden = stepped.step(x[t])
-        assert_same(hidden, read.read(x[t][:, None])[:, 0], 1e-9, f"step {t}")
+        hidden, expected = stepped.step(x[t]), read.read(x[t][:, None])[:, 0]
+        assert_same(hidden, expected, 1e-9, f"step {t}")
         assert hidden.shape == x[t].shape
+        assert not hidden.requires_grad
+        assert not expected.requires_grad
     assert_memories_equal(stepped.memory, read.memory, 1e-9)
+    assert not any(t.requires_grad for t in fields(stepped.memory).values())
+    assert not model.reader(read.memory).read(text(ROWS, 3)).requires_grad
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH.values())
@@ -65,18 +69,6 @@ def test_what_is_not_finite_is_named_and_others_go_on(name: str) -> None:
     assert reader.memory.tokens_seen.tolist() == [8, 3, 3, 8]
     # What overflows a sum is finite.
     reader.step(torch.full((ROWS, 8), 1e37, dtype=torch.float64))
-
-
-@pytest.mark.gradients(recorded=True)
-@every_case
-def test_readers_record_no_gradients(case: Case) -> None:
-    """Whoever calls them: a reader that did would keep all that it has read."""
-    model, x = case.shared_model(), observations(case).requires_grad_()
-    reader = model.backbone.reader(None, ROWS)
-    assert not reader.step(x[0]).requires_grad
-    assert not reader.read(x[1:3].transpose(0, 1)).requires_grad
-    assert not model.reader(reader.memory).read(text(ROWS, 3)).requires_grad
-    assert not any(t.requires_grad for t in fields(reader.memory).values())
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH.values())

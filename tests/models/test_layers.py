@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from architectures import Case, compressive, fast_weights, gated_delta_net, transformer_xl
+from architectures import compressive, fast_weights, gated_delta_net, transformer_xl
 from golden import assert_same
 from memspan import MemspanError, layers
 
-SUMS = {
-    "FastWeights": fast_weights(),
-    "GatedDeltaNet": gated_delta_net(),
-}
+SUMS = {"FastWeights": fast_weights(), "GatedDeltaNet": gated_delta_net()}
 RELATIVE = {
     "TransformerXL": transformer_xl(),
     "TransformerXL-zeros": transformer_xl(start="zeros", normalisation="post", norm_epsilon=1e-3),
@@ -49,75 +47,54 @@ def make(name: str, whole: bool = True) -> Any:
     return (getattr(layers, f"{name}Layer") if whole else ATTENTIONS[name])(config)
 
 
-def inputs() -> Tensor:
-    return torch.randn(3, sum(CUTS), 8, dtype=torch.float64, requires_grad=True)
+def everything(
+    read: Callable[[Tensor, Any], tuple[Tensor, Any, Tensor]], parameters: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Outputs, memories and auxiliary losses of some segments, with rows that begin anew on the way,
+    and the gradients of all these."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, sum(CUTS), 8, generator=generator, dtype=torch.float64).requires_grad_()
+    memory, found = None, {}
+    for n, segment in enumerate(x.split(CUTS, 1)):
+        y, memory, loss = read(segment, memory)
+        found |= {f"output {n}": y, f"auxiliary loss {n}": loss}
+        found |= {f"{name} {n}": t for name, t in memory.tensors().items()}
+        memory = memory.reset(torch.tensor([False, True, False]))
+    total = sum(t.sin().sum() for t in found.values() if t.requires_grad)
+    leaves = {"x": x} | parameters
+    gradients = torch.autograd.grad(total, list(leaves.values()), materialize_grads=True)
+    return found | {f"gradient of {n}": g for n, g in zip(leaves, gradients, strict=True)}
 
 
-def stack_and_layer(case: Case) -> tuple[Any, Any, dict[str, str]]:
-    """A stack of one layer without a last norm, the layer by itself with its weights, and the layer's
-    names of the stack's."""
+@pytest.mark.parametrize("name", RELATIVE)
+def test_a_layer_alone_is_a_stack_of_one(name: str) -> None:
+    """A stack without a last norm, whose weights the layer has."""
+    case = RELATIVE[name]
     alone: Any = dataclasses.replace(case.backbone, n_layers=1, final_norm=False)
     backbone = dataclasses.replace(case, backbone=alone).model().backbone
-    kind = layers.CompressiveLayer if hasattr(alone, "compression") else layers.TransformerXLLayer
-    layer: Any = kind(alone).double()
+    layer = make(name).double()
     # The compression belongs to the attention here, and the biases, per layer, to the stack there.
-    biases = ("content_bias", "position_bias")
     names = {
-        name: f"attention.{name}"
-        if name in biases
-        else name.removeprefix("layers.0.").replace("compression.", "attention.compression.")
-        for name in backbone.state_dict()
+        own: own.removeprefix("attention.")
+        if own.endswith(("content_bias", "position_bias"))
+        else f"layers.0.{own.replace('attention.compression.', 'compression.')}"
+        for own in layer.state_dict()
     }
-    state = {names[n]: t[0] if n in biases else t for n, t in backbone.state_dict().items()}
-    layer.load_state_dict(state)
-    return backbone, layer, names
+    stack, own = dict(backbone.named_parameters()), dict(layer.named_parameters())
+    assert set(names.values()) == set(stack)
+    layer.load_state_dict({name: stack[there].view_as(own[name]) for name, there in names.items()})
 
+    def stacked(segment: Tensor, memory: Any) -> tuple[Tensor, Any, Tensor]:
+        out = backbone(segment, memory)
+        return out.hidden, out.memory, out.auxiliary_loss
 
-def scores(x: Tensor, parts: list[Tensor], memory: Any, losses: list[Tensor]) -> Tensor:
-    """A scalar that depends on all that reading returned."""
-    fields = [tensor for tensor in memory.tensors().values() if tensor.is_floating_point()]
-    total = sum(f.sin().sum() for f in [*fields, *losses])
-    return (torch.cat(parts, 1) * x.detach().flip(1)).sum() + total
+    def by_itself(segment: Tensor, memory: Any) -> tuple[Tensor, Any, Tensor]:
+        y, memory, *losses = layer(segment, memory)
+        return y, memory, losses[0] if losses else torch.zeros(())
 
-
-@pytest.mark.parametrize("case", RELATIVE.values(), ids=RELATIVE)
-def test_a_layer_alone_is_a_stack_of_one(case: Case) -> None:
-    """Outputs, memories, auxiliary losses and gradients, with rows that begin anew on the way; its
-    attention alone, with the layer's norm, does the layer's part."""
-    backbone, layer, names = stack_and_layer(case)
-    x, anew = inputs(), torch.tensor([False, True, False])
-    theirs: Any = None
-    ours: Any = None
-    kept: tuple[list[Tensor], ...] = ([], [], [], [])
-    for segment in x.split(CUTS, 1):
-        attended, remembered, *_ = layer.attention(segment, ours, norm=layer.input_norm)
-        out = backbone(segment, theirs)
-        y, ours, *losses = layer(segment, ours)
-        loss = losses[0] if losses else torch.zeros_like(out.auxiliary_loss)
-        assert_same(y, out.hidden, 1e-12, "output")
-        assert_same(layer.residual(segment, attended), y, 1e-12, "output of the attention")
-        assert_same(loss, out.auxiliary_loss, 1e-12, "auxiliary loss")
-        for name, field in ours.tensors().items():
-            expected = getattr(out.memory, name)
-            assert_same(field, expected[:, 0] if field.dim() == 3 else expected, 1e-12, name)
-            assert torch.equal(getattr(remembered, name), field), name
-        for values, value in zip(kept, (y, loss, out.hidden, out.auxiliary_loss), strict=True):
-            values.append(value)
-        theirs, last = out.memory.reset(anew), ours
-        ours = ours.reset(anew)
-    mine, stacked = dict(layer.named_parameters()), dict(backbone.named_parameters())
-    assert {names[name] for name in stacked} == set(mine)
-    sides = [
-        torch.autograd.grad(scores(x, parts, memory, losses), [x, *parameters], allow_unused=True)
-        for parts, losses, memory, parameters in (
-            (kept[0], kept[1], last, [mine[names[name]] for name in stacked]),
-            (kept[2], kept[3], out.memory, stacked.values()),
-        )
-    ]
-    for name, found, expected in zip(["x", *stacked], *sides, strict=True):
-        assert (found is None) == (expected is None), name
-        if found is not None:
-            assert_same(found, expected.view_as(found), 1e-12, name)
+    expected = everything(stacked, {name: stack[there] for name, there in names.items()})
+    for name, found in everything(by_itself, own).items():
+        assert_same(found, expected[name].view_as(found), 1e-12, name)
 
 
 @made
@@ -170,6 +147,13 @@ def test_what_does_not_fit_is_one_line(name: str, whole: bool) -> None:
         with pytest.raises(MemspanError, match=message) as refused:
             layer(given, before)
         assert "\n" not in str(refused.value)
+    with pytest.raises(MemspanError, match="no implementation 'fast': use "):
+        layer(x, None, "fast")
+
+
+def test_a_span_beyond_the_table_is_refused() -> None:
+    with pytest.raises(MemspanError, match="a span of 33 slots, 5 of them memory, exceeds the "):
+        make("TransformerXL-learned")(torch.zeros(1, 28, 8))
 
 
 @pytest.mark.parametrize("name", ["TransformerXL", "TransformerXL-learned", "Compressive-auto"])
@@ -181,18 +165,3 @@ def test_a_new_layer_is_initialised(name: str) -> None:
     if hasattr(layer.attention, "compression"):
         slots = torch.ones(1, RELATIVE[name].backbone.compression_rate, 8)
         assert (layer.attention.compression(slots, None) - 1).abs().max() < 0.5
-
-
-@pytest.mark.parametrize(
-    ("name", "length", "implementation", "message"),
-    [
-        ("TransformerXL-learned", 28, None, "a span of 33 slots, 5 of them memory, exceeds the "),
-        ("TransformerXL", 3, "fast", "there is no implementation 'fast': use sdpa, fused, ref"),
-        ("Compressive", 3, "sdpa", "the sdpa implementation has no gradients: use fused, or"),
-    ],
-)
-def test_what_cannot_be_read_is_one_line(
-    name: str, length: int, implementation: str | None, message: str
-) -> None:
-    with pytest.raises(MemspanError, match=message):
-        make(name)(torch.zeros(1, length, 8), None, implementation)
