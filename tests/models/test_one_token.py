@@ -8,48 +8,39 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import architectures
 from architectures import compressive, fast_weights, gated_delta_net, transformer_xl
 from golden import assert_same
 from memspan.ops.native import compiler, threads
 from memspan.ops.relative_step import compiled as relative_step
 from readings import assert_memories_equal, some_memory, text
 
-RELATIVE = {
+USUAL = ("xl-segment-no-memory", "xl-fixed", "xl-fixed-one", "compressive", "compressive-dilated")
+USUAL += ("compressive-most-used", "compressive-none", "fast-delta", "gated")
+CASES = {name: architectures.CASES[name] for name in USUAL} | {
     "xl": transformer_xl(n_heads=3, d_head=32, clamp_length=3, final_norm=False),
     "xl-learned-gelu": transformer_xl(
         positions="learned", max_distance=60, activation="gelu", attention_bias=True
     ),
     "xl-wide-heads": transformer_xl(d_head=64, d_model=24, d_ff=23, n_layers=1),
-    "xl-no-memory": transformer_xl(memory_length=0, tie_position_biases=True),
-    "xl-fixed": transformer_xl(attention_span="fixed"),
-    "xl-fixed-one": transformer_xl(attention_span="fixed", memory_length=1),
     "xl-gated": transformer_xl(gating="gru", d_ff=4, attention_bias=True),
-    "convolution": compressive(),
-    "mean-gated": compressive(compression="mean", gating="gru", activation="gelu"),
-    "max-learned": compressive(
+    "compressive-mean-gated": compressive(compression="mean", gating="gru", activation="gelu"),
+    "compressive-max-learned": compressive(
         compression="max", positions="learned", max_distance=60, attention_bias=True
     ),
-    "dilated": compressive(compression="dilated-convolution", compression_rate=3),
-    "most-used": compressive(compression="most-used", auxiliary_loss="none"),
-    "most-used-fixed": compressive(
+    "compressive-most-used-fixed": compressive(
         compression="most-used", auxiliary_loss="none", attention_span="fixed"
     ),
-    "none": compressive(compressed_length=0),
-}
-SUMS = {
-    "delta": fast_weights(),
-    "sum": fast_weights(rule="sum", activation="gelu", nu=3, n_layers=3),
-    "delta-wide": fast_weights(normalisation="none", final_norm=False, d_head=9, n_heads=3),
-    "delta-positions": fast_weights(positions="sinusoidal", d_model=40, n_heads=1, d_ff=23),
-    "delta-norm": fast_weights(norm="feed-forward"),
-    "gated": gated_delta_net(),
+    "fast-sum": fast_weights(rule="sum", activation="gelu", nu=3, n_layers=3),
+    "fast-wide": fast_weights(normalisation="none", final_norm=False, d_head=9, n_heads=3),
+    "fast-positions": fast_weights(positions="sinusoidal", d_model=40, n_heads=1, d_ff=23),
+    "fast-norm": fast_weights(norm="feed-forward"),
     "gated-shared": gated_delta_net(
         n_value_heads=6, d_head=3, d_value=5, negative_eigenvalues=True, convolution=3
     ),
     "gated-wide": gated_delta_net(d_head=32, d_value=70, convolution=1, activation="gelu"),
     "gated-longer": gated_delta_net(n_heads=1, d_value=64, convolution=6, d_model=40, d_ff=23),
 }
-CASES = RELATIVE | SUMS
 # A buffer has room for 64 tokens more than there are slots: it moves among the last ones.
 PARTS = [1, 1, 1, 7, 1, 45, *[1] * 12, 2, 1]
 
@@ -65,7 +56,7 @@ def _a_compiler() -> None:
     ("name", "dtype"),
     [(name, torch.float64) for name in CASES]
     # Without normalisation the rule diverges where keys are as long as here.
-    + [(name, torch.float32) for name in CASES if name != "delta-wide"],
+    + [(name, torch.float32) for name in CASES if name != "fast-wide"],
 )
 def test_as_the_model_and_as_pytorch(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -124,7 +115,7 @@ def test_without_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith(("delta", "sum"))])
+@pytest.mark.parametrize("name", [name for name in CASES if "fast" not in name])
 def test_autocast_rounds_the_weights_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model that has such weights reads the same in float32."""
     model = CASES[name].model(torch.float32).backbone
@@ -144,7 +135,7 @@ def test_autocast_rounds_the_weights_alone(name: str, monkeypatch: pytest.Monkey
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["xl", "xl-learned-gelu", "most-used"])
+@pytest.mark.parametrize("name", ["xl", "xl-learned-gelu", "compressive-most-used"])
 def test_autocast_may_end_and_begin(name: str) -> None:
     model = CASES[name].model(torch.float32).backbone
     tokens = torch.randn(5, 30, model.config.d_model).split(1, 1)

@@ -15,6 +15,7 @@ from memspan.errors import MemspanError
 from memspan.memory import concatenate
 from memspan.models import LanguageModel
 from memspan.models.transformer.config import TransformerConfig
+from readings import assert_memories_equal
 
 WINDOW = 6
 SMALL_TRANSFORMER = ["--model", "transformer", *SMALL]
@@ -29,7 +30,7 @@ def model() -> LanguageModel:
 
 @pytest.fixture
 def tokens() -> torch.Tensor:
-    return torch.randint(11, (2, 17), generator=torch.Generator().manual_seed(2))
+    return torch.randint(11, (2, 41), generator=torch.Generator().manual_seed(2))
 
 
 def _alone(model: LanguageModel, tokens: torch.Tensor) -> torch.Tensor:
@@ -38,48 +39,39 @@ def _alone(model: LanguageModel, tokens: torch.Tensor) -> torch.Tensor:
         return model(tokens).logits[:, -1]
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("stride", [1, 2, 4, 6, 9])
 def test_each_token_sees_what_is_in_its_window(
     model: LanguageModel, tokens: torch.Tensor, stride: int
 ) -> None:
-    reader = model.reader(batch_size=2, window=WINDOW)
-    logits = torch.cat([reader.read(part) for part in tokens.split(stride, 1)], 1)
-    for t in range(tokens.shape[1]):
-        begun = t - t % stride
-        length = min(stride, tokens.shape[1] - begun)
-        first = max(begun - max(WINDOW - length, 0), 0)
-        torch.testing.assert_close(logits[:, t], _alone(model, tokens[:, first : t + 1]))
-    assert reader.memory.tokens_seen.tolist() == [17, 17]
-
-
-def test_a_window_ends_where_a_document_begins(model: LanguageModel, tokens: torch.Tensor) -> None:
-    reader = model.reader(batch_size=2, window=WINDOW)
-    reader.read(tokens[:, :5])
-    starts = torch.tensor([[False, True, False], [False, False, False]])
-    logits = reader.read(tokens[:, 5:8], starts=starts)
-    torch.testing.assert_close(logits[:1, 2], _alone(model, tokens[:1, 6:8]))
-    torch.testing.assert_close(logits[1:, 2], _alone(model, tokens[1:, 2:8]))
-    more = reader.read(tokens[:, 8:10])[:, -1]
-    torch.testing.assert_close(more[:1], _alone(model, tokens[:1, 6:10]))
-    torch.testing.assert_close(more[1:], _alone(model, tokens[1:, 4:10]))
-    assert reader.memory.tokens_seen.tolist() == [4, 10]
-
-
-@pytest.mark.parametrize("padding", ["left", "right"])
-def test_rows_of_other_lengths_read_as_alone(
-    model: LanguageModel, tokens: torch.Tensor, padding: str
-) -> None:
+    """From where its document begins, and no padding: segments have neither, documents or padding."""
     memory = model.reader(batch_size=2, window=WINDOW).memory
-    with torch.no_grad():
-        memory = model(tokens[:, :4], memory).memory
-        part = tokens[:, 4:7].clone()
-        if padding == "left":
-            part[1] = part[1].roll(1)
-        lengths = torch.tensor([3, 2])
-        memory = model(part, memory, lengths=lengths, padding=padding).memory
-        logits = model(tokens[:, 8:9], memory).logits[:, -1]
-    torch.testing.assert_close(logits[:1], _alone(model, tokens[:1, [2, 3, 4, 5, 6, 8]]))
-    torch.testing.assert_close(logits[1:], _alone(model, tokens[1:, [1, 2, 3, 4, 5, 8]]))
+    texts: list[list[int]] = [[], []]
+    for n, part in enumerate(tokens.split(stride, 1)):
+        length, kind = part.shape[1], ("plain", "documents", "left", "right")[n % 4]
+        lengths, starts, options = [length, length], part < 0, {}
+        if kind == "documents":
+            starts = (part + n) % 4 == 0
+            options = {"starts": starts}
+        elif kind != "plain":
+            lengths[n // 4 % 2] = n % (length + 1)
+            options = {"lengths": torch.tensor(lengths), "padding": kind}
+        reader, out = model.reader(memory), model(part, memory, **options)
+        for row, text in enumerate(texts):
+            visible = text[-(WINDOW - length) :] if length < WINDOW else []
+            first = length - lengths[row] if kind == "left" else 0
+            for column in range(first, first + lengths[row]):
+                if starts[row, column]:
+                    text, visible = [], []
+                text, visible = ([*each, int(part[row, column])] for each in (text, visible))
+                expected = _alone(model, torch.tensor([visible]))[0]
+                torch.testing.assert_close(out.logits[row, column], expected)
+            texts[row] = text
+        memory = out.memory
+        assert memory.tokens_seen.tolist() == [*map(len, texts)]
+        if kind in ("plain", "documents"):
+            torch.testing.assert_close(reader.read(part, **options), out.logits)
+            assert_memories_equal(reader.memory, memory)
 
 
 def test_a_window_is_a_memory(model: LanguageModel, tokens: torch.Tensor, tmp_path: Path) -> None:
