@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from architectures import CASES, VOCABULARY
+from architectures import CASES
 from memspan.models import LanguageModel
 from memspan.models.options import EmbeddingConfig
 from memspan.models.registry import MODELS
+from readings import text
+from tiny_runs import model_of
 
 DROPOUT = ("dropout", "attention_dropout")
 STARTS = torch.zeros(3, 7, dtype=torch.bool)
@@ -22,13 +24,11 @@ ASKED = {"starts": STARTS}, {"lengths": torch.tensor([7, 5, 7]), "padding": "lef
 
 def trained(model: LanguageModel, implementation: str | None) -> list[Tensor]:
     """Loss, gradients, memory and random state after two segments that gradients flow through."""
-    tokens = torch.randint(VOCABULARY, (2, 3, 7), generator=torch.Generator().manual_seed(0))
     torch.manual_seed(3)
     memory, loss = None, torch.zeros(())
-    for segment, more in zip(tokens, ASKED, strict=True):
-        options: Any = more
-        targets = segment.roll(1, 1)
-        output = model(segment, memory, targets=targets, implementation=implementation, **options)
+    for segment, options in zip(text(6, 7).split(3), ASKED, strict=True):
+        given: Any = {"targets": segment.roll(1, 1), "implementation": implementation} | options
+        output = model(segment, memory, **given)
         memory, loss = output.memory, loss + output.loss
     loss.backward()
     assert memory is not None
@@ -58,50 +58,46 @@ def test_no_number_changes(name: str, dtype: torch.dtype) -> None:
         assert torch.equal(plain, recomputed)
 
 
-def kept(model: LanguageModel, vocabulary: int, length: int = 24) -> int:
-    """Bytes that a forward pass keeps for backward, weights apart."""
-    sizes: dict[int, int] = {}
+def less_is_kept(model: LanguageModel, length: int = 24) -> float:
+    """Bytes kept for backward, weights apart, as a share of those without recomputation."""
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    tokens = torch.arange(2 * length).view(2, length) % model.vocab_size
+    found = []
+    for model.recompute in (False, True):
+        sizes: dict[int, int] = {}
 
-    def note(x: Tensor) -> Tensor:
-        storage = x.untyped_storage()
-        if storage.data_ptr() not in weights:
-            sizes[storage.data_ptr()] = storage.nbytes()
-        return x
+        def note(x: Tensor, sizes: dict[int, int] = sizes) -> Tensor:
+            storage = x.untyped_storage()
+            if storage.data_ptr() not in weights:
+                sizes[storage.data_ptr()] = storage.nbytes()
+            return x
 
-    tokens = torch.arange(2 * length).view(2, length) % vocabulary
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
-        loss = model(tokens, targets=tokens).loss
-    del loss
-    return sum(sizes.values())
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+            loss = model(tokens, targets=tokens).loss
+        del loss
+        found.append(sum(sizes.values()))
+    return found[1] / found[0]
 
 
 @pytest.mark.parametrize("architecture", MODELS)
 def test_less_is_kept(architecture: str) -> None:
-    kind = MODELS[architecture]
-    names = {field.name for field in dataclasses.fields(kind)}
-    wanted = {"n_layers": 3, "d_model": 16, "n_heads": 2, "d_ff": 64, "dropout": 0.1}
-    wanted["memory_length"] = 8
-    model = LanguageModel(9, kind(**{n: v for n, v in wanted.items() if n in names})).train()
-    plain = kept(model, 9)
+    sizes = {"n_layers": 3, "d_model": 16, "n_heads": 2, "d_ff": 64, "memory_length": 8}
+    config = dataclasses.replace(model_of(architecture, **sizes), dropout=0.1)
+    assert less_is_kept(LanguageModel(9, config).train()) < 0.5
+
+
+@pytest.mark.parametrize("options", [{}, {"cutoffs": (40, 200), "div_val": 2}], ids=str)
+def test_losses_keep_no_logits(options: dict[str, Any]) -> None:
+    config = MODELS["lstm"](n_layers=1, d_model=8)
+    assert less_is_kept(LanguageModel(1000, config, EmbeddingConfig(**options))) < 1 / 5
+
+
+@pytest.mark.parametrize("name", ["xl-segment", "compressive"])
+def test_attention_weights_are_given_once(name: str) -> None:
+    model = CASES[name].model().train()
     model.recompute = True
-    assert kept(model, 9) < 0.5 * plain
-
-
-def test_losses_keep_no_logits() -> None:
-    for embedding in (EmbeddingConfig(), EmbeddingConfig(cutoffs=(40, 200), div_val=2)):
-        model = LanguageModel(1000, MODELS["lstm"](n_layers=1, d_model=8), embedding)
-        plain = kept(model, 1000)
-        model.recompute = True
-        assert kept(model, 1000) < plain / 5
-
-
-def test_attention_weights_are_given_once() -> None:
-    for name in ("xl-segment", "compressive"):
-        model = CASES[name].model().train()
-        model.recompute = True
-        weights: list[Tensor] = []
-        x = torch.zeros(1, 3, 8, dtype=torch.float64, requires_grad=True)
-        out = model.backbone(x, implementation="reference", attention_weights=weights)
-        out.hidden.sum().backward()
-        assert len(weights) == 2
+    weights: list[Tensor] = []
+    x = torch.zeros(1, 3, 8, dtype=torch.float64, requires_grad=True)
+    out = model.backbone(x, implementation="reference", attention_weights=weights)
+    out.hidden.sum().backward()
+    assert len(weights) == 2

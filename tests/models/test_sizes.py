@@ -3,40 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from memspan import cli
+from command_line import refused
 from memspan.data.options import DataConfig
 from memspan.data.tokenizers.registry import train_tokenizer
 from memspan.errors import MemspanError
-from memspan.models import LanguageModel, sizes
-from memspan.models.compressive.config import CompressiveConfig
-from memspan.models.feedback.config import FeedbackConfig
+from memspan.models import CompressiveConfig, FeedbackConfig, LanguageModel, sizes
 from memspan.models.options import EmbeddingConfig
 from memspan.models.registry import MODELS
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.runs.options import RunConfig
 from memspan.training.estimate import Plan, refuse_oversized_training
 from memspan.training.options import TrainConfig
+from tiny_runs import model_of
 
-pytestmark = pytest.mark.hardening
-CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def _limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-
-
-def known(kind: Any, **changes: int) -> Any:
-    """A config with those of the options that it has."""
-    names = {field.name for field in dataclasses.fields(kind)}
-    return kind(**{name: value for name, value in changes.items() if name in names})
+pytestmark = [pytest.mark.hardening, pytest.mark.usefixtures("own_folders")]
 
 
 @pytest.mark.parametrize("architecture", MODELS)
@@ -51,17 +38,17 @@ def known(kind: Any, **changes: int) -> Any:
     ids=str,
 )
 def test_layers_that_do_not_fit(architecture: str, changes: dict[str, int]) -> None:
-    config = known(MODELS[architecture], **changes)
-    for make in (lambda config: config.build(), lambda config: LanguageModel(10, config)):
+    config = model_of(architecture, **changes)
+    for make in (config.build, partial(LanguageModel, 10, config)):
         with pytest.raises(MemspanError, match=r"lower (it|n_layers)"):
-            make(config)
+            make()
 
 
 def test_the_bound_is_below_what_models_have() -> None:
     embedding = EmbeddingConfig(tie=False, cutoffs=(100, 300), div_val=4, d_embed=32)
-    for name, kind in MODELS.items():
+    for name in MODELS:
         for changes in ({"n_layers": 1, "d_ff": 2000}, {"d_model": 64, "n_heads": 1}):
-            config = known(kind, **changes)
+            config = model_of(name, **changes)
             if name in ("transformer-xl", "compressive"):
                 config = dataclasses.replace(config, positions="learned", max_distance=3000)
             for table in (EmbeddingConfig(), embedding):
@@ -72,36 +59,34 @@ def test_the_bound_is_below_what_models_have() -> None:
 
 
 def test_embeddings_and_memories_that_do_not_fit() -> None:
-    model = TransformerXLConfig(n_layers=1, d_model=8, d_ff=8)
-    with pytest.raises(MemspanError, match="lower n_layers"):
-        LanguageModel(10**12, model)
-    made = LanguageModel(10, model)
-    for rows, options in (
-        (10**10, {}),
-        (1, {"memory_length": 10**15}),
-    ):
-        with pytest.raises(MemspanError, match="lower"):
-            made.initial_memory(rows, **options)
-    with pytest.raises(MemspanError, match="lower the number of rows"):
-        made.eval().reader(batch_size=10**10)
+    config = TransformerXLConfig(n_layers=1, d_model=8, d_ff=8)
+    made = LanguageModel(10, config).eval()
     huge = CompressiveConfig(compression_rate=10**18, memory_length=10**18)
-    with pytest.raises(MemspanError, match="cannot be made in these sizes"):
-        LanguageModel(10, huge)
-    with pytest.raises(MemspanError, match="lower"):
-        LanguageModel(10, FeedbackConfig(n_layers=1, d_model=8, d_ff=8, memory_length=10**15))
+    table = FeedbackConfig(n_layers=1, d_model=8, d_ff=8, memory_length=10**15)
+    for says, attempt in (
+        ("lower n_layers", partial(LanguageModel, 10**12, config)),
+        ("lower the number of rows", partial(made.initial_memory, 10**10)),
+        ("lower them", partial(made.initial_memory, 1, memory_length=10**15)),
+        ("lower the number of rows", partial(made.reader, batch_size=10**10)),
+        ("cannot be made in these sizes", partial(LanguageModel, 10, huge)),
+        ("lower", partial(LanguageModel, 10, table)),
+    ):
+        with pytest.raises(MemspanError, match=says):
+            attempt()
 
 
 def test_training_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     config: RunConfig[Any] = RunConfig(TransformerXLConfig())
-    refuse_oversized_training(Plan(config, 256, CPU))
+    plan = Plan(config, 256, torch.device("cpu"))
+    refuse_oversized_training(plan)
     long = dataclasses.replace(config, train=TrainConfig(segment_length=10**6, batch_size=100))
     with pytest.raises(MemspanError, match="activations"):
-        refuse_oversized_training(Plan(long, 256, CPU))
+        refuse_oversized_training(Plan(long, 256, torch.device("cpu")))
     # The weights would fit, and nothing else.
     one = 4.0 * sizes.parameters(config.model, 256)
     monkeypatch.setattr(sizes, "_machine_memory", lambda: 2 * one)
     with pytest.raises(MemspanError, match="moments"):
-        refuse_oversized_training(Plan(config, 256, CPU))
+        refuse_oversized_training(plan)
 
 
 def test_a_model_of_shapes_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,23 +97,17 @@ def test_a_model_of_shapes_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
         LanguageModel(10, TransformerXLConfig())
 
 
-def test_vocabularies_that_no_machine_holds() -> None:
+@pytest.mark.parametrize("size", [10**9, 2**63 - 1])
+def test_vocabularies_that_no_machine_holds(size: int) -> None:
     """The sub-word library aborts the process."""
-    for vocab_size in (10**9, 2**63 - 1):
-        for make in (
-            lambda n=vocab_size: DataConfig("x", "subwords", n),
-            lambda n=vocab_size: train_tokenizer("subwords", [b"x"], n),
-        ):
-            with pytest.raises(MemspanError, match="vocab_size must be at most 16,777,216"):
-                make()
+    options = partial(DataConfig, "x", "subwords", size)
+    for make in (options, partial(train_tokenizer, "subwords", [b"x"], size)):
+        with pytest.raises(MemspanError, match="vocab_size must be at most 16,777,216"):
+            make()
 
 
 @pytest.mark.parametrize("flag", ["--model.n-layers", "--train.batch-size"])
 def test_the_command_line_says_so(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("text.txt").write_text("some text " * 500)
     start = ["train", "--data.corpus", "text.txt", "--train.device", "cpu"]
-    with pytest.raises(SystemExit) as stop:
-        cli.main([*start, flag, "10000000000"])
-    assert stop.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "lower" in line
+    assert "lower" in refused(capsys, *start, flag, "10000000000")
