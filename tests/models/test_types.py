@@ -23,7 +23,7 @@ USES = (
     "reference.py::test_every_implementation_is_the_reference",
     "documents.py::test_nothing_to_read",
     "copies_and_files.py::test_memory_files_belong_to_a_model",
-    "readers.py::test_what_is_not_finite_leaves_with_its_stream",
+    "copies_and_files.py::test_a_memory_of_another_precision",
 )
 
 
