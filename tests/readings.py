@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import strategies as st
@@ -67,6 +69,23 @@ def assert_memories_equal(a: Memory, b: Memory, tolerance: float = 0.0) -> None:
             assert_same(tensor, fields(b)[name], tolerance, name)
         else:
             assert torch.equal(tensor, fields(b)[name]), name
+
+
+def outcome(
+    model: LanguageModel, memory: Memory, tokens: Tensor, targets: Tensor, **options: Any
+) -> dict[str, Tensor]:
+    """By name the losses and the memory after, and the gradients of all these: every parameter's and
+    that of the memory before."""
+    memory = memory.map(lambda t: t.clone().requires_grad_(t.is_floating_point()))
+    out = model(tokens, memory, targets=targets, **options)
+    after = {f"{name} after": t for name, t in fields(out.memory).items()}
+    loss = out.losses.sin().sum() + out.auxiliary_loss
+    loss = loss + sum(t.sin().sum() for t in after.values() if t.is_floating_point())
+    leaves = dict(model.named_parameters()) | fields(memory)
+    leaves = {name: t for name, t in leaves.items() if t.requires_grad}
+    found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+    named = after | dict(zip(leaves, found, strict=True)) | {"losses": out.losses}
+    return {name: t.detach() for name, t in named.items()}
 
 
 def rows_of(memory: Memory, *rows: int) -> Memory:

@@ -23,6 +23,7 @@ from architectures import CASES, VOCABULARY, Case, fast_weights, implementations
 from memspan.memory import Memory
 from memspan.models import LanguageModel
 from memspan.ops.fast_weights import compiled as delta_rule_loop
+from readings import text
 
 TOLERANCE, SMALL = 1e-4, 1e-3
 ROUNDING = 1e-6
@@ -56,11 +57,6 @@ def model_of(case: Case, scheme: str, factor: int) -> LanguageModel:
     return model.eval()
 
 
-def text(seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(VOCABULARY, (3, ROWS, LENGTH), generator=generator)
-
-
 Gradients = dict[str, Tensor]
 
 
@@ -73,13 +69,10 @@ def gradients(
 ) -> Gradients:
     """Of every parameter, as float64."""
     memory = memory.to(dtype=next(model.parameters()).dtype)
-    model(tokens, memory, targets=targets, implementation=implementation).loss.backward()
-    found = {
-        name: torch.zeros_like(p) if p.grad is None else p.grad
-        for name, p in model.named_parameters()
-    }
-    model.zero_grad()
-    return {name: gradient.double() for name, gradient in found.items()}
+    loss = model(tokens, memory, targets=targets, implementation=implementation).loss
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    found = torch.autograd.grad(loss, parameters, materialize_grads=True)
+    return {name: gradient.double() for name, gradient in zip(names, found, strict=True)}
 
 
 def errors(found: Gradients, exact: Gradients) -> dict[str, float]:
@@ -118,7 +111,7 @@ def test_every_parameter_has_its_gradient_in_float32(
     fast = [name for name in implementations(model.float().backbone) if name != "reference"]
     model.double()
     for seed in range(50):
-        before, tokens, targets = text(seed)
+        before, tokens, targets = text(3 * ROWS, LENGTH, seed).split(ROWS)
         with torch.no_grad():
             memory = model(before).memory.reset([True, True, False, False])
         given = (tokens, targets, memory.to(dtype=torch.float32))

@@ -11,22 +11,19 @@ from torch import Tensor
 from architectures import Case, compressive, randomise, transformer_xl
 from golden import assert_same
 from memspan.errors import MemspanError
+from readings import read, text
 
 Weights = dict[str, Tensor]
 
 
 def gate(x: Tensor, branch: Tensor, w: Weights, name: str) -> Tensor:
-    """One number of the stream at a time, by the six matrices W_r, W_z, W_g, U_r, U_z, U_g."""
-    d, y = x.shape[-1], branch.clamp(min=0)
-    w_r, w_z, w_g = (w[f"{name}.of_branch.weight"][n * d : (n + 1) * d] for n in range(3))
-    u_r, u_z = (w[f"{name}.of_stream.weight"][n * d : (n + 1) * d] for n in range(2))
-    u_g, b, after = w[f"{name}.of_reset_stream.weight"], w[f"{name}.bias"], []
+    """By the six matrices W_r, W_z, W_g, U_r, U_z, U_g."""
+    y, u_g, b = branch.clamp(min=0), w[f"{name}.of_reset_stream.weight"], w[f"{name}.bias"]
+    w_r, w_z, w_g = w[f"{name}.of_branch.weight"].chunk(3)
+    u_r, u_z = w[f"{name}.of_stream.weight"].chunk(2)
     r = 1 / (1 + torch.exp(-(y @ w_r.T + x @ u_r.T)))
-    for i in range(d):
-        z = 1 / (1 + torch.exp(-(y @ w_z[i] + x @ u_z[i] - b[i])))
-        h = torch.tanh(y @ w_g[i] + (r * x) @ u_g[i])
-        after.append((1 - z) * x[..., i] + z * h)
-    return torch.stack(after, -1)
+    z = 1 / (1 + torch.exp(-(y @ w_z.T + x @ u_z.T - b)))
+    return (1 - z) * x + z * torch.tanh(y @ w_g.T + (r * x) @ u_g.T)
 
 
 def test_values_and_gradients_are_those_of_the_equations() -> None:
@@ -52,11 +49,8 @@ def test_compressive_without_compression_is_transformer_xl() -> None:
     xl = transformer_xl(gating="gru", memory_length=12).model()
     other = compressive(gating="gru", memory_length=12, compressed_length=0).model()
     other.load_state_dict(xl.state_dict())
-    text, memory, older = torch.randint(0, 11, (2, 12)), None, None
-    for segment in text.split(3, 1):
-        out, expected = other(segment, older), xl(segment, memory)
-        older, memory = out.memory, expected.memory
-        assert_same(out.logits, expected.logits, 1e-9, "logits")
+    found, expected = (read(model, text(2, 12), [3] * 4)[0] for model in (other, xl))
+    assert_same(found, expected, 1e-9, "logits")
 
 
 @torch.no_grad()
@@ -78,7 +72,5 @@ def test_layers_begin_nearly_as_the_identity(make: Callable[..., Case]) -> None:
 
 @pytest.mark.parametrize("make", [transformer_xl, compressive])
 def test_gates_need_pre_norm(make: Callable[..., Case]) -> None:
-    with pytest.raises(
-        MemspanError, match="gating gru needs normalisation pre, not post: drop one"
-    ):
+    with pytest.raises(MemspanError, match="gating gru needs normalisation pre, not post: drop"):
         make(gating="gru", normalisation="post")

@@ -16,25 +16,20 @@ ROWS = [1, CHUNK, CHUNK + 1, 2 * CHUNK + 3]
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_feed_forward_is_the_paper_s(rows: int, activation: str) -> None:
-    torch.manual_seed(1)
     layer = FeedForward(6, 10, activation, 0.0).double()
     x = torch.randn(rows, 1, 6, dtype=torch.float64, requires_grad=True)
     f = {"relu": F.relu, "gelu": F.gelu}[activation]
     inner = f(x @ layer.inner.weight.T + layer.inner.bias)
     expected = inner @ layer.outer.weight.T + layer.outer.bias
-    given = [x, *layer.parameters()]
-    upstream = torch.randn_like(expected)
-    found = layer(x)
+    found, given, upstream = layer(x), [x, *layer.parameters()], torch.randn_like(expected)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    ours = torch.autograd.grad(found, given, upstream)
-    for a, b in zip(ours, torch.autograd.grad(expected, given, upstream), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+    ours, theirs = (torch.autograd.grad(y, given, upstream) for y in (found, expected))
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("options", [EmbeddingConfig(), EmbeddingConfig(cutoffs=(2, 5))])
 def test_losses_are_those_of_the_logits(rows: int, options: EmbeddingConfig) -> None:
-    torch.manual_seed(1)
     embedding = Embedding(9, 4, options)
     head = Head(embedding, options).double()
     for parameter in head.parameters():

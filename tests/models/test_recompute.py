@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any
 
@@ -9,53 +10,45 @@ import pytest
 import torch
 from torch import Tensor
 
-from architectures import CASES
+from architectures import CASES, Case
 from memspan.models import LanguageModel
 from memspan.models.options import EmbeddingConfig
 from memspan.models.registry import MODELS
-from readings import text
+from readings import every_case, outcome, some_memory, text
 from tiny_runs import model_of
 
-DROPOUT = ("dropout", "attention_dropout")
 STARTS = torch.zeros(3, 7, dtype=torch.bool)
 STARTS[0, 0] = STARTS[1, 3] = True
-ASKED = {"starts": STARTS}, {"lengths": torch.tensor([7, 5, 7]), "padding": "left"}
-
-
-def trained(model: LanguageModel, implementation: str | None) -> list[Tensor]:
-    """Loss, gradients, memory and random state after two segments that gradients flow through."""
-    torch.manual_seed(3)
-    memory, loss = None, torch.zeros(())
-    for segment, options in zip(text(6, 7).split(3), ASKED, strict=True):
-        given: Any = {"targets": segment.roll(1, 1), "implementation": implementation} | options
-        output = model(segment, memory, **given)
-        memory, loss = output.memory, loss + output.loss
-    loss.backward()
-    assert memory is not None
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    return [loss.detach(), *gradients, *memory.tensors().values(), torch.get_rng_state()]
+# Documents and padding inside the segment.
+WHERE: dict[str, Any] = {
+    "starts": STARTS,
+    "lengths": torch.tensor([7, 5, 7]),
+    "padding": "left",
+}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("name", CASES)
-def test_no_number_changes(name: str, dtype: torch.dtype) -> None:
-    """Documents and padding inside the segments, dropout, and a memory that gradients flow through."""
-    case = CASES[name]
-    rates = {name: 0.3 for name in DROPOUT if hasattr(case.backbone, name)}
-    case = dataclasses.replace(
-        case,
-        backbone=dataclasses.replace(case.backbone, **rates),
-        embedding=dataclasses.replace(case.embedding, output_dropout=0.2),
-    )
-    found = []
-    for recompute in (False, True):
-        torch.manual_seed(1)
-        model = case.model(dtype).train()
-        model.recompute = recompute
+@every_case
+def test_no_number_changes(case: Case, dtype: torch.dtype) -> None:
+    """With dropout, and a memory that gradients flow into; nor do later draws."""
+    rates = {name: 0.3 for name in ("dropout", "attention_dropout") if hasattr(case.backbone, name)}
+    backbone = dataclasses.replace(case.backbone, **rates)
+    embedding = dataclasses.replace(case.embedding, output_dropout=0.2)
+    model = dataclasses.replace(case, backbone=backbone, embedding=embedding).model(dtype)
+    memory, found = some_memory(model, 3), []
+    # Random features are drawn anew in training, and stay.
+    state = copy.deepcopy(model.state_dict())
+    for model.train().recompute in (False, True):
+        model.load_state_dict(state)
+        torch.manual_seed(3)
         # The fast paths in one type and the references in the other are enough.
-        found.append(trained(model, "reference" if dtype == torch.float64 else None))
-    for plain, recomputed in zip(*found, strict=True):
-        assert torch.equal(plain, recomputed)
+        implementation = "reference" if dtype == torch.float64 else None
+        results = outcome(
+            model, memory, text(3, 7), text(3, 7, 1), implementation=implementation, **WHERE
+        )
+        found.append(results | {"random state": torch.get_rng_state()})
+    for name, expected in found[0].items():
+        assert torch.equal(found[1][name], expected), name
 
 
 def less_is_kept(model: LanguageModel, length: int = 24) -> float:

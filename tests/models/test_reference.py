@@ -9,7 +9,7 @@ from torch import Tensor
 
 from architectures import Case, implementations
 from memspan.errors import MemspanError
-from readings import every_case, some_memory, text
+from readings import every_case, outcome, some_memory, text
 
 
 @every_case
@@ -17,24 +17,10 @@ def test_every_implementation_is_the_reference(case: Case) -> None:
     """Losses, memory and the gradients of every parameter and of the memory before; rows of different
     ages."""
     model = case.model()
-    before = some_memory(model, 3)
-
-    def everything(implementation: str | None) -> dict[str, Tensor]:
-        memory = before.map(lambda t: t.clone().requires_grad_(t.is_floating_point()))
-        tokens, targets = text(3, 9), text(3, 9, 1)
-        out = model(tokens, memory, targets=targets, implementation=implementation)
-        after = {f"{name} after": t for name, t in out.memory.tensors().items()}
-        loss = out.losses.sin().sum() + out.auxiliary_loss
-        loss = loss + sum(t.sin().sum() for t in after.values() if t.is_floating_point())
-        leaves = dict(model.named_parameters()) | memory.tensors()
-        leaves = {name: t for name, t in leaves.items() if t.requires_grad}
-        found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-        named = after | dict(zip(leaves, found, strict=True)) | {"losses": out.losses}
-        return {name: t.detach() for name, t in named.items()}
-
-    expected = everything("reference")
+    given = model, some_memory(model, 3), text(3, 9), text(3, 9, 1)
+    expected = outcome(*given, implementation="reference")
     for implementation in (None, *implementations(model.backbone)):
-        for name, found in everything(implementation).items():
+        for name, found in outcome(*given, implementation=implementation).items():
             # A gradient may be a sum of which rounding is all that is left.
             scale = max(1.0, float(expected[name].abs().max())) if found.numel() else 1.0
             torch.testing.assert_close(
