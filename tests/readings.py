@@ -72,19 +72,23 @@ def assert_memories_equal(a: Memory, b: Memory, tolerance: float = 0.0) -> None:
 
 
 def outcome(
-    model: LanguageModel, memory: Memory, tokens: Tensor, targets: Tensor, **options: Any
+    model: LanguageModel, before: Memory, tokens: Tensor, targets: Tensor, *segments: dict[str, Any]
 ) -> dict[str, Tensor]:
     """By name the losses and the memory after, and the gradients of all these: every parameter's and
-    that of the memory before."""
-    memory = memory.map(lambda t: t.clone().requires_grad_(t.is_floating_point()))
-    out = model(tokens, memory, targets=targets, **options)
-    after = {f"{name} after": t for name, t in fields(out.memory).items()}
-    loss = out.losses.sin().sum() + out.auxiliary_loss
+    that of the memory before. ``segments``: further arguments of each, which are of one length."""
+    before = before.map(lambda t: t.clone().requires_grad_(t.is_floating_point()))
+    memory, losses, loss = before, [], torch.zeros(())
+    cut = zip(*(t.chunk(len(segments), 1) for t in (tokens, targets)), segments, strict=True)
+    for part, wanted, options in cut:
+        out = model(part, memory, targets=wanted, **options)
+        memory, loss = out.memory, loss + out.losses.sin().sum() + out.auxiliary_loss
+        losses.append(out.losses)
+    after = {f"{name} after": t for name, t in fields(memory).items()}
     loss = loss + sum(t.sin().sum() for t in after.values() if t.is_floating_point())
-    leaves = dict(model.named_parameters()) | fields(memory)
+    leaves = dict(model.named_parameters()) | fields(before)
     leaves = {name: t for name, t in leaves.items() if t.requires_grad}
     found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-    named = after | dict(zip(leaves, found, strict=True)) | {"losses": out.losses}
+    named = after | dict(zip(leaves, found, strict=True)) | {"losses": torch.cat(losses, 1)}
     return {name: t.detach() for name, t in named.items()}
 
 

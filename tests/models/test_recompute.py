@@ -19,12 +19,11 @@ from tiny_runs import model_of
 
 STARTS = torch.zeros(3, 7, dtype=torch.bool)
 STARTS[0, 0] = STARTS[1, 3] = True
-# Documents and padding inside the segment.
-WHERE: dict[str, Any] = {
-    "starts": STARTS,
-    "lengths": torch.tensor([7, 5, 7]),
-    "padding": "left",
-}
+# Documents inside the first segment, padding inside the second.
+ASKED: tuple[dict[str, Any], ...] = (
+    {"starts": STARTS},
+    {"lengths": torch.tensor([7, 5, 7]), "padding": "left"},
+)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -38,14 +37,15 @@ def test_no_number_changes(case: Case, dtype: torch.dtype) -> None:
     memory, found = some_memory(model, 3), []
     # Random features are drawn anew in training, and stay.
     state = copy.deepcopy(model.state_dict())
-    for model.train().recompute in (False, True):
+    model.train()
+    for recompute in (False, True):
+        model.recompute = recompute
         model.load_state_dict(state)
         torch.manual_seed(3)
         # The fast paths in one type and the references in the other are enough.
-        implementation = "reference" if dtype == torch.float64 else None
-        results = outcome(
-            model, memory, text(3, 7), text(3, 7, 1), implementation=implementation, **WHERE
-        )
+        usual = {"implementation": "reference" if dtype == torch.float64 else None}
+        asked = [usual | options for options in ASKED]
+        results = outcome(model, memory, text(3, 14), text(3, 14, 1), *asked)
         found.append(results | {"random state": torch.get_rng_state()})
     for name, expected in found[0].items():
         assert torch.equal(found[1][name], expected), name
@@ -56,7 +56,8 @@ def less_is_kept(model: LanguageModel, length: int = 24) -> float:
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     tokens = torch.arange(2 * length).view(2, length) % model.vocab_size
     found = []
-    for model.recompute in (False, True):
+    for recompute in (False, True):
+        model.recompute = recompute
         sizes: dict[int, int] = {}
 
         def note(x: Tensor, sizes: dict[int, int] = sizes) -> Tensor:

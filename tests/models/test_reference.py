@@ -18,9 +18,9 @@ def test_every_implementation_is_the_reference(case: Case) -> None:
     ages."""
     model = case.model()
     given = model, some_memory(model, 3), text(3, 9), text(3, 9, 1)
-    expected = outcome(*given, implementation="reference")
+    expected = outcome(*given, {"implementation": "reference"})
     for implementation in (None, *implementations(model.backbone)):
-        for name, found in outcome(*given, implementation=implementation).items():
+        for name, found in outcome(*given, {"implementation": implementation}).items():
             # A gradient may be a sum of which rounding is all that is left.
             scale = max(1.0, float(expected[name].abs().max())) if found.numel() else 1.0
             torch.testing.assert_close(
