@@ -20,7 +20,6 @@ from memspan.models.embedding import tied_names
 from readings import every_case, text
 
 Parameters = dict[str, Tensor]
-
 LENGTH = 4
 EMBEDDINGS = {
     "tied": EmbeddingConfig(),
@@ -81,18 +80,14 @@ def test_gradients_per_sample(case: Case) -> None:
     model = dataclasses.replace(case, embedding=EMBEDDINGS["projected"]).model()
     tokens, targets = text(3, LENGTH), text(3, LENGTH, 1)
     parameters = dict(model.named_parameters())
+    losses = model(tokens, targets=targets).losses.sum(1)
     rows = [
-        torch.autograd.grad(
-            model(tokens[[row]], targets=targets[[row]]).losses.sum(),
-            parameters.values(),
-            materialize_grads=True,
-        )
-        for row in range(3)
+        torch.autograd.grad(loss, parameters.values(), retain_graph=True, materialize_grads=True)
+        for loss in losses
     ]
     with unharmed(model):
-        found = vmap(grad(partial(row_loss, model)), in_dims=(None, 0, 0))(
-            parameters, tokens, targets
-        )
+        by_row = vmap(grad(partial(row_loss, model)), in_dims=(None, 0, 0))
+        found = by_row(parameters, tokens, targets)
     for (name, gradients), *expected in zip(found.items(), *rows, strict=True):
         assert_same(gradients, torch.stack(expected), 1e-9, name)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import torch
@@ -53,10 +54,10 @@ class Run:
         named = {n: t for n, t in named.items() if not n.startswith(("layers.1.", "layers.2."))}
         self.numbers = {n: t for n, t in named.items() if t.any()}
 
-    def model(self, **options: str) -> Outputs:
+    def model(self, implementation: str) -> Outputs:
         memory, hidden, losses = self.memory, [], []
         for part in self.x.split(CUTS, 1):
-            out = self.backbone(part, memory, **options)
+            out = self.backbone(part, memory, implementation=implementation)
             hidden.append(out.hidden)
             losses.append(out.auxiliary_loss)
             memory = out.memory
@@ -76,8 +77,7 @@ class Run:
     def ways(self) -> dict[str, Callable[[], Outputs]]:
         """All that can be run: each implementation and the reader."""
         names = implementations(self.backbone)
-        found = {name: lambda name=name: self.model(implementation=name) for name in names}
-        return found | {"reader": self.reader}
+        return {name: partial(self.model, name) for name in names} | {"reader": self.reader}
 
 
 @pytest.mark.parametrize("name", CASES)
