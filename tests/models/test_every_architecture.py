@@ -9,12 +9,10 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-import torch
 
 import memspan
 from command_line import SMALL, refused
 from memspan import cli
-from memspan.data.prepared import prepare
 from memspan.models.registry import MODELS
 from memspan.training import metrics
 
@@ -57,19 +55,7 @@ def test_trains_scores_and_writes(architecture: str, capsys: pytest.CaptureFixtu
     scores = json.loads(said(capsys, "evaluate", "run", "--json"))
     assert scores["streams"] == 1
     assert scores["tokens"] == scores["n_bytes"] > 0
-    model = memspan.load("run").model
-    assert type(model.backbone.config) is MODELS[architecture]
-    # The same score by the model itself, every token once, the memory carried by hand.
-    split = prepare("text.txt", "bytes").splits["validation"].tokens
-    tokens = torch.from_numpy(split.astype("int64"))[None]
-    inputs = torch.cat([torch.zeros_like(tokens[:, :1]), tokens[:, :-1]], 1)
-    memory, nats = None, 0.0
-    with torch.no_grad():
-        for pair in torch.stack([inputs, tokens]).split(scores["segment_length"], 2):
-            output = model(pair[0], memory, targets=pair[1])
-            memory, nats = output.memory, nats + output.losses.sum().item()
-    assert scores["nats"] == pytest.approx(nats, rel=1e-5)
-
+    assert type(memspan.load("run").model.backbone.config) is MODELS[architecture]
     write = ("generate", "run", "--prompt", "Reading", "--tokens", 12, "--seed", 1)
     text = said(capsys, *write)
     assert text.startswith("Reading")

@@ -10,41 +10,27 @@ import pytest
 import torch
 from torch import Tensor
 
-from architectures import compressive, fast_weights, gated_delta_net, transformer_xl
+from architectures import CASES, ONE_OF_EACH, transformer_xl
 from golden import assert_same
 from memspan import MemspanError, layers
 
-SUMS = {"FastWeights": fast_weights(), "GatedDeltaNet": gated_delta_net()}
-RELATIVE = {
-    "TransformerXL": transformer_xl(),
-    "TransformerXL-zeros": transformer_xl(start="zeros", normalisation="post", norm_epsilon=1e-3),
-    "TransformerXL-gated": transformer_xl(gating="gru", clamp_length=4, attention_bias=True),
-    "TransformerXL-learned": transformer_xl(positions="learned", max_distance=32),
-    "TransformerXL-no-memory": transformer_xl(memory_length=0),
-    "Compressive": compressive(),
-    "Compressive-fixed": compressive(
-        attention_span="fixed", compression_rate=3, task_gradient=True
-    ),
-    "Compressive-auto": compressive(auxiliary_loss="auto-encoding", normalisation="post"),
-    "Compressive-most-used": compressive(compression="most-used", auxiliary_loss="none"),
-    "Compressive-none": compressive(compressed_length=0),
-}
+RELATIVE = {name: case for name, case in CASES.items() if name.startswith(("xl", "compressive"))}
+RELATIVE["xl-zeros"] = transformer_xl(start="zeros", normalisation="post", norm_epsilon=1e-3)
 CUTS = [1, 9, 2, 11]
-ATTENTIONS = {
-    "FastWeights": layers.FastWeightsAttention,
-    "GatedDeltaNet": layers.GatedDeltaRule,
-    "TransformerXL": layers.TransformerXLAttention,
-    "Compressive": layers.CompressiveAttention,
+KINDS = {
+    "transformer-xl": (layers.TransformerXLLayer, layers.TransformerXLAttention),
+    "compressive": (layers.CompressiveLayer, layers.CompressiveAttention),
+    "fast-weights": (layers.FastWeightsLayer, layers.FastWeightsAttention),
+    "gated-delta-net": (layers.GatedDeltaNetLayer, layers.GatedDeltaRule),
 }
 made = pytest.mark.parametrize("whole", [True, False], ids=["layer", "attention"])
-each_kind = pytest.mark.parametrize("name", ATTENTIONS)
+each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-def make(name: str, whole: bool = True) -> Any:
+def make(kind: str, whole: bool = True, **options: Any) -> Any:
     """A layer, or its attention, in float32."""
-    config: Any = (SUMS | RELATIVE)[name].backbone
-    name = name.partition("-")[0]
-    return (getattr(layers, f"{name}Layer") if whole else ATTENTIONS[name])(config)
+    config = dataclasses.replace(CASES[ONE_OF_EACH[kind]].backbone, **options)
+    return KINDS[kind][not whole](config)
 
 
 def everything(
@@ -72,7 +58,10 @@ def test_a_layer_alone_is_a_stack_of_one(name: str) -> None:
     case = RELATIVE[name]
     alone: Any = dataclasses.replace(case.backbone, n_layers=1, final_norm=False)
     backbone = dataclasses.replace(case, backbone=alone).model().backbone
-    layer = make(name).double()
+    layer: Any = KINDS["compressive" if hasattr(alone, "compression") else "transformer-xl"][0](
+        alone
+    )
+    layer = layer.double()
     # The compression belongs to the attention here, and the biases, per layer, to the stack there.
     names = {
         own: own.removeprefix("attention.")
@@ -99,9 +88,9 @@ def test_a_layer_alone_is_a_stack_of_one(name: str) -> None:
 
 @made
 @each_kind
-def test_rows_are_independent_streams(name: str, whole: bool) -> None:
+def test_rows_are_independent_streams(kind: str, whole: bool) -> None:
     """Reset rows read as new ones, selected rows as the originals; what was passed in stays."""
-    layer = make(name, whole).double()
+    layer = make(kind, whole).double()
     x = torch.randn(3, 5, 8, dtype=torch.float64, requires_grad=True)
     _, memory, *_ = layer(x)
     kept = {field: tensor.clone() for field, tensor in memory.tensors().items()}
@@ -118,19 +107,19 @@ def test_rows_are_independent_streams(name: str, whole: bool) -> None:
 
 # RMSNorm of bfloat16 weights warns that it has no fused kernel.
 @pytest.mark.filterwarnings("ignore:Mismatch dtype")
-@pytest.mark.parametrize("name", ["FastWeights", "GatedDeltaNet"])
-def test_sums_stay_in_float32(name: str) -> None:
-    y, memory = make(name).bfloat16()(torch.randn(2, 3, 8).bfloat16())
+@pytest.mark.parametrize("kind", ["fast-weights", "gated-delta-net"])
+def test_sums_stay_in_float32(kind: str) -> None:
+    y, memory = make(kind).bfloat16()(torch.randn(2, 3, 8).bfloat16())
     assert y.dtype == torch.bfloat16
     assert {tensor.dtype for tensor in memory.tensors().values()} == {torch.float32}
 
 
 @made
 @each_kind
-def test_what_does_not_fit_is_one_line(name: str, whole: bool) -> None:
-    layer, x = make(name, whole), torch.zeros(2, 3, 8)
+def test_what_does_not_fit_is_one_line(kind: str, whole: bool) -> None:
+    layer, x = make(kind, whole), torch.zeros(2, 3, 8)
     memory: Any = layer.initial_memory(2)
-    of_a_model = SUMS["FastWeights"].shared_model().initial_memory(2)
+    of_a_model = CASES["fast-delta"].shared_model().initial_memory(2)
     form = r"x must be \[B, T, 8\] with at least one token, not "
     attempts: list[tuple[Any, Any, str]] = [
         (x[0], None, rf"{form}float32 \[3, 8\]"),
@@ -153,15 +142,23 @@ def test_what_does_not_fit_is_one_line(name: str, whole: bool) -> None:
 
 def test_a_span_beyond_the_table_is_refused() -> None:
     with pytest.raises(MemspanError, match="a span of 33 slots, 5 of them memory, exceeds the "):
-        make("TransformerXL-learned")(torch.zeros(1, 28, 8))
+        make("transformer-xl", positions="learned", max_distance=32)(torch.zeros(1, 28, 8))
 
 
-@pytest.mark.parametrize("name", ["TransformerXL", "TransformerXL-learned", "Compressive-auto"])
-def test_a_new_layer_is_initialised(name: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("transformer-xl", {}),
+        ("transformer-xl", {"positions": "learned", "max_distance": 32}),
+        ("compressive", {"auxiliary_loss": "auto-encoding"}),
+    ],
+    ids=str,
+)
+def test_a_new_layer_is_initialised(kind: str, options: dict[str, Any]) -> None:
     """Nothing is left as memory was found; what the compression begins with keeps the slots' scale."""
     torch.manual_seed(3)
-    layer = make(name)
+    layer = make(kind, **options)
     assert all(parameter.abs().max() <= 2 for parameter in layer.parameters())
-    if hasattr(layer.attention, "compression"):
-        slots = torch.ones(1, RELATIVE[name].backbone.compression_rate, 8)
+    if kind == "compressive":
+        slots = torch.ones(1, layer.attention.config.compression_rate, 8)
         assert (layer.attention.compression(slots, None) - 1).abs().max() < 0.5
