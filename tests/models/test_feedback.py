@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from architectures import feedback, randomise
+from architectures import feedback
 from feedback_models import memory_of, model_of, vectors
 from golden import assert_same
 from memspan.errors import MemspanError
-from memspan.models import LanguageModel
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.ops.feedback import compiled as feedback_loop
 
@@ -35,13 +34,11 @@ def test_memory_vectors_are_the_mix_of_states() -> None:
 
 def test_the_first_token_attends_to_nothing() -> None:
     """Its output does not depend on the attention at all, biases included."""
-    model = model_of(attention_bias=True)
-    other = model_of(attention_bias=True)
+    model, other = (model_of(attention_bias=True) for _ in range(2))
     with torch.no_grad():
-        for layer in other.layers:
-            for name, parameter in layer.named_parameters():
-                if not name.startswith("feed_forward"):
-                    parameter.add_(torch.randn_like(parameter))
+        for name, parameter in other.layers.named_parameters():
+            if "feed_forward" not in name:
+                parameter.add_(torch.randn_like(parameter))
     x = vectors(2, 2)
     for implementation in ("reference", "fused"):
         a, b = (m(x, implementation=implementation).hidden for m in (model, other))
@@ -62,32 +59,26 @@ def test_a_token_sees_exactly_the_span() -> None:
         assert same != matters, back
 
 
-def test_a_span_beyond_the_table_is_refused() -> None:
+def test_spans_that_are_refused() -> None:
     """In the config, in a new memory, and in a memory that another model made."""
-    with pytest.raises(MemspanError, match="exceeds the position table"):
-        FeedbackConfig(memory_length=9, max_distance=8)
-    model = model_of(memory_length=5, max_distance=8)
-    x = vectors(2, 3)
+    model, x = model_of(memory_length=5, max_distance=8), vectors(2, 3)
     model(x, model.initial_memory(2, memory_length=8))
     long = model_of(memory_length=9).initial_memory(2)
-    attempts = (
-        lambda: model.initial_memory(2, memory_length=9),
-        lambda: model(x, long),
-        lambda: model.reader(long, 2),
-    )
-    for attempt in attempts:
-        with pytest.raises(MemspanError, match="span") as caught:
+    for says, attempt in (
+        ("exceeds the position", lambda: FeedbackConfig(memory_length=9, max_distance=8)),
+        ("span", lambda: model.initial_memory(2, memory_length=9)),
+        ("span", lambda: model(x, long)),
+        ("span", lambda: model.reader(long, 2)),
+        ("must be at least 1, not 0", lambda: model.initial_memory(2, memory_length=0)),
+    ):
+        with pytest.raises(MemspanError, match=says) as caught:
             attempt()
         assert "\n" not in str(caught.value)
-    with pytest.raises(MemspanError, match="memory_length must be at least 1, not 0"):
-        model.initial_memory(2, memory_length=0)
 
 
 def test_span_may_change_at_evaluation() -> None:
     """As a model made with that span, the weights being the same."""
-    wide = randomise(LanguageModel(11, feedback(memory_length=3, max_distance=9).backbone)).double()
-    own = randomise(LanguageModel(11, feedback(memory_length=7, max_distance=9).backbone)).double()
-    wide.eval(), own.eval()
+    wide, own = (feedback(memory_length=span, max_distance=9).model() for span in (3, 7))
     tokens = torch.arange(20)[None] % 11
     memory = wide.initial_memory(1, memory_length=7)
     assert_same(wide(tokens, memory).logits, own(tokens).logits, 1e-12, "model")

@@ -1,9 +1,8 @@
 """Law 6 in float32: no parameter's gradient is far from the one that float64 gives.
 
 Each parameter counts by itself, since a whole gradient's norm hides a small one that is wrong:
-``|g32 - g64| <= 1e-4 max(|g64|, 1e-3 |whole gradient|)``, for every architecture, option and
-implementation, from empty and from full memories, with attention weights as initialised and,
-in the papers' scheme, 6 times as large. In the scaled one they are about as large as that already.
+``|g32 - g64| <= 1e-4 max(|g64|, 1e-3 |whole gradient|)``, from empty and from full memories, with
+attention weights as initialised and, in the papers' scheme, 6 times as large.
 
 Near a kink (relu, DPFP) or a tie (max pooling, the most used slots) float32 may select otherwise than
 float64, and both are right about another function. So the text is one where the gradient itself,
