@@ -14,11 +14,7 @@ from architectures import CASES, Case
 from golden import assert_same
 from readings import assert_memories_equal, every_case, fields, read, text
 
-pytestmark = pytest.mark.gradients(recorded=False)
-gradients = pytest.mark.gradients
 
-
-@gradients
 @every_case
 def test_gradients_under_bfloat16_autocast(case: Case) -> None:
     """Training and reading with bfloat16 products, memory carried: near float32's numbers."""
@@ -56,7 +52,6 @@ COMPILED = {
 
 # Tracing warns of what is not ours.
 @pytest.mark.filterwarnings("ignore")
-@gradients
 # One worker imports the compiler.
 @pytest.mark.xdist_group("compiled")
 @pytest.mark.parametrize("name", COMPILED)
@@ -91,7 +86,6 @@ def test_compiles_as_one_graph(name: str) -> None:
         assert_same(grad, theirs, 1e-9, "gradient")
 
 
-@gradients
 @pytest.mark.parametrize("name", CASES)
 def test_a_pass_waits_for_no_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two segments and back, on tensors without numbers: whoever looks at one fails."""
