@@ -116,18 +116,13 @@ def test_norms_stand_where_the_option_says(norm: str) -> None:
 # ----- Favor's random features
 
 
-def test_random_features_are_part_of_the_model() -> None:
-    config = FastWeightsConfig(**SMALL | {"feature_map": "favor"})
-    one, two = (LanguageModel(VOCABULARY, config).eval() for _ in range(2))
-    memory = one(text(1, 5)).memory
-    two.load_state_dict(one.state_dict())
-    assert torch.equal(one(text(1, 5), memory).logits, two(text(1, 5), memory).logits)
-
-
 @pytest.mark.parametrize("redraw", [False, True])
-def test_redrawn_features(redraw: bool) -> None:
-    """New ones for every segment of training, which then starts empty; the last ones stay."""
-    model = fast_weights(feature_map="favor", favor_redraw=redraw).model()
+def test_random_features(redraw: bool) -> None:
+    """New ones for every segment of training, which then starts empty; the last ones stay, as a part of
+    the model."""
+    model, loaded = (
+        fast_weights(feature_map="favor", favor_redraw=redraw).model() for _ in range(2)
+    )
     memory, before = model(text(2, 5)).memory, copy.deepcopy(model.state_dict())
     model.train()
     torch.manual_seed(1)
@@ -141,6 +136,9 @@ def test_redrawn_features(redraw: bool) -> None:
     assert drawn == (["backbone.feature_id", *projections] if redraw else [])
     model.eval()
     assert_same(model(text(2, 5)).logits, without.logits, 1e-12, "with the last draw")
+    loaded.load_state_dict(model.state_dict())
+    expected = model(text(2, 5), without.memory).logits
+    assert torch.equal(loaded(text(2, 5), without.memory).logits, expected)
     if redraw:
         with pytest.raises(MemspanError, match="another feature map"):
             model(text(2, 5), memory)
