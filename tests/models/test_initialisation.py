@@ -49,8 +49,7 @@ def test_activations_do_not_depend_on_the_width(backbone: Any) -> None:
 def test_every_parameter_has_its_scale(case: Case) -> None:
     torch.manual_seed(0)
     model = LanguageModel(50, case.backbone, case.embedding)
-    is_fast = isinstance(case.backbone, FastWeightsConfig)
-    factors = FACTORS | (fast_weights.FACTORS if is_fast else {})
+    own = fast_weights.FACTORS if isinstance(case.backbone, FastWeightsConfig) else {}
     for name, parameter in model.named_parameters():
         if "compression" in name or parameter.dim() < 2 or parameter.numel() < 60:
             continue
@@ -61,7 +60,7 @@ def test_every_parameter_has_its_scale(case: Case) -> None:
         terms *= {"residual": 2 * case.backbone.n_layers, "position": 1 / 2}.get(of_kind, 1)
         terms = 1 if of_kind.startswith("position-") else terms
         found = parameter.std().item() * math.sqrt(terms)
-        assert found == pytest.approx(factors[of_kind], rel=0.3, abs=1e-9), name
+        assert found == pytest.approx((FACTORS | own)[of_kind], rel=0.3, abs=1e-9), name
 
 
 @some_cases

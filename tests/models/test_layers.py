@@ -58,10 +58,8 @@ def test_a_layer_alone_is_a_stack_of_one(name: str) -> None:
     case = RELATIVE[name]
     alone: Any = dataclasses.replace(case.backbone, n_layers=1, final_norm=False)
     backbone = dataclasses.replace(case, backbone=alone).model().backbone
-    layer: Any = KINDS["compressive" if hasattr(alone, "compression") else "transformer-xl"][0](
-        alone
-    )
-    layer = layer.double()
+    kind = "compressive" if name.startswith("compressive") else "transformer-xl"
+    layer: Any = KINDS[kind][0](alone).double()
     # The compression belongs to the attention here, and the biases, per layer, to the stack there.
     names = {
         own: own.removeprefix("attention.")
