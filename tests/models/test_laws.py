@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from architectures import CASES, VOCABULARY, Case
+from architectures import VOCABULARY, Case
 from golden import assert_same
 from readings import (
     TOLERANCE,
@@ -30,12 +30,6 @@ from readings import (
 
 pytestmark = pytest.mark.gradients(recorded=False)
 gradients = pytest.mark.gradients
-cuts_matter_not = pytest.mark.parametrize(
-    "case", [pytest.param(c, id=n) for n, c in CASES.items() if c.cut_invariant]
-)
-cuts_matter = pytest.mark.parametrize(
-    "case", [pytest.param(c, id=n) for n, c in CASES.items() if not c.cut_invariant]
-)
 
 
 # ----- 1. Causality
@@ -63,8 +57,9 @@ def test_causality(
 
 
 @every_case
-def test_tokens_do_matter(case: Case) -> None:
-    """The laws would hold for a model that looks at nothing: this one looks at all it should."""
+def test_what_matters(case: Case) -> None:
+    """The laws would hold for a model that looks at nothing: this one looks at all it should, and says
+    whether cuts matter to it."""
     model = case.shared_model()
     tokens = text(1, 4)
     changed = tokens.clone()
@@ -75,111 +70,58 @@ def test_tokens_do_matter(case: Case) -> None:
     assert not torch.allclose(logits[:, 2], others[:, 2])
     assert torch.allclose(logits[:, 3], others[:, 3]) == case.sees_itself_only
     assert torch.allclose(*after) == case.forgets_segments
+    whole, cut = (read(model, text(1, 14), cuts)[0] for cuts in ([14], [1] * 14))
+    same = torch.allclose(cut, whole)
+    assert model.backbone.cut_invariant() == case.cut_invariant == same
 
 
 # ----- 2. Cut invariance, or layout
 
 
-@cuts_matter_not
+@every_case
 @given(dtype=precisions, drawn=cut_texts(), carried=st.booleans())
-def test_cut_invariance(
+def test_cuts(
     case: Case, dtype: torch.dtype, drawn: tuple[Tensor, list[int]], carried: bool
 ) -> None:
-    """One call, any segments, or token by token: the same logits and the same memory."""
+    """One call, any segments, or token by token: the same logits and the same memory, or where cuts
+    matter by design, as many valid slots, which cover the same tokens."""
     tokens, lengths = drawn
-    model = case.shared_model(dtype)
-    start = some_memory(model, len(tokens)) if carried else None
-    whole, memory = read(model, tokens, [tokens.shape[1]], start)
-    seen = start.tokens_seen if start else 0
-    assert (memory.tokens_seen == seen + tokens.shape[1]).all()
-    for cuts in (lengths, [1] * tokens.shape[1]):
-        logits, after = read(model, tokens, cuts, start)
-        assert_same(logits, whole, TOLERANCE[dtype], "logits")
-        assert_memories_equal(after, memory, TOLERANCE[dtype])
-
-
-@cuts_matter
-@given(drawn=cut_texts(), carried=st.booleans())
-def test_layout_does_not_depend_on_cuts(
-    case: Case, drawn: tuple[Tensor, list[int]], carried: bool
-) -> None:
-    """How many slots are valid and which tokens they cover; the other cases' whole memory is equal."""
-    tokens, lengths = drawn
-    model = case.shared_model()
+    model, tol = case.shared_model(dtype), TOLERANCE[dtype]
     start = some_memory(model, len(tokens)) if carried else model.initial_memory(len(tokens))
-    _, memory = read(model, tokens, [tokens.shape[1]], start)
+    whole, memory = read(model, tokens, [tokens.shape[1]], start)
     assert torch.equal(memory.tokens_seen, start.tokens_seen + tokens.shape[1])
     for cuts in (lengths, [1] * tokens.shape[1]):
-        _, after = read(model, tokens, cuts, start)
+        logits, after = read(model, tokens, cuts, start)
+        if case.cut_invariant:
+            assert_same(logits, whole, tol, "logits")
+            assert_memories_equal(after, memory, tol)
         for ours, expected in zip(case.layout(after), case.layout(memory), strict=True):
-            assert_same(ours, expected, 1e-9, "layout")
+            assert_same(ours, expected, tol, "layout")
 
 
-@cuts_matter
-def test_the_flag_tells_the_truth(case: Case) -> None:
-    """Where cuts matter they do, else the case belongs under cut invariance."""
-    model = case.shared_model()
-    tokens = text(1, 14)
-    whole, _ = read(model, tokens, [14])
-    logits, _ = read(model, tokens, [1] * 14)
-    assert not torch.allclose(logits, whole)
-
-
-# ----- 3. Row independence
+# ----- 3. Row independence; 4. Reset = fresh
 
 
 @every_case
 @given(dtype=precisions, drawn=cut_texts(), data=st.data())
-def test_row_independence(
+def test_rows(
     case: Case, dtype: torch.dtype, drawn: tuple[Tensor, list[int]], data: st.DataObject
 ) -> None:
-    """A row alone, in another order, beside other rows: the same."""
+    """In another order, beside rows that are reset: each as it reads alone, after its own memory or,
+    where it is reset, after none."""
     tokens, lengths = drawn
-    model = case.shared_model(dtype)
-    n_rows, tol = len(tokens), TOLERANCE[dtype]
-    start = some_memory(model, n_rows)
-    logits, memory = read(model, tokens, lengths, start)
-    order = data.draw(st.permutations(range(n_rows)), label="order")
-    permuted, permuted_memory = read(model, tokens[list(order)], lengths, start.select(order))
-    assert_same(permuted, logits[list(order)], tol, "reordered logits")
-    assert_memories_equal(permuted_memory, memory.select(order), tol)
-
-    row = order[0]
-    alone, alone_memory = read(model, tokens[[row]], lengths, rows_of(start, row))
-    assert_same(alone, logits[[row]], tol, "logits alone")
-    assert_memories_equal(alone_memory, rows_of(memory, row), tol)
-
-
-# ----- 4. Reset = fresh
-
-
-@every_case
-@given(dtype=precisions, drawn=cut_texts(), data=st.data())
-def test_reset_is_fresh(
-    case: Case, dtype: torch.dtype, drawn: tuple[Tensor, list[int]], data: st.DataObject
-) -> None:
-    """After a reset a row behaves as with an empty memory; the others as without the reset."""
-    tokens, lengths = drawn
-    model = case.shared_model(dtype)
-    n_rows, tol = len(tokens), TOLERANCE[dtype]
-    before = some_memory(model, n_rows)
-    mask = data.draw(st.lists(st.booleans(), min_size=n_rows, max_size=n_rows), label="mask")
-    forgotten, kept = (
-        [i for i in range(n_rows) if mask[i]],
-        [i for i, m in enumerate(mask) if not m],
-    )
-    reset = before.reset(mask)
-    assert_memories_equal(rows_of(reset, *kept), rows_of(before, *kept))
-    if forgotten:
-        empty = model.initial_memory(len(forgotten))
-        assert_memories_equal(rows_of(reset, *forgotten), empty)
-
-    logits, memory = read(model, tokens, lengths, reset)
-    for memory_before, rows in ((None, forgotten), (rows_of(before, *kept), kept)):
-        if rows:
-            expected, after = read(model, tokens[rows], lengths, memory_before)
-            assert_same(logits[rows], expected, tol, "logits")
-            assert_memories_equal(rows_of(memory, *rows), after, tol)
+    model, tol, numbers = case.shared_model(dtype), TOLERANCE[dtype], range(len(tokens))
+    order = data.draw(st.permutations(numbers), label="order")
+    forgotten = data.draw(st.sets(st.sampled_from(numbers), min_size=1), label="forgotten")
+    before = some_memory(model, len(tokens))
+    reset = before.reset([row in forgotten for row in numbers])
+    logits, memory = read(model, tokens[order], lengths, reset.select(order))
+    for place, row in enumerate(order):
+        start = model.initial_memory(1) if row in forgotten else rows_of(before, row)
+        assert_memories_equal(rows_of(reset, row), start)
+        expected, after = read(model, tokens[[row]], lengths, start)
+        assert_same(logits[[place]], expected, tol, f"logits of row {row}")
+        assert_memories_equal(rows_of(memory, place), after, tol)
 
 
 # ----- 5. Bounded memory
