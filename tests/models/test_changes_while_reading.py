@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from test_changed_modules import attribute, replaced_forward
+from test_changed_modules import attribute, put_in, replaced_forward, wrapper
 from torch import nn
 
 from architectures import CASES, ONE_OF_EACH, Case, randomise, transformer_xl
 from golden import assert_same
 from memspan.errors import MemspanError, StaleReaderError
-from memspan.models import EmbeddingConfig, LanguageModel
+from memspan.models import LanguageModel
 from memspan.models.in_place import BufferedReader
 from readings import text
 
@@ -43,11 +43,23 @@ def other(model: LanguageModel) -> Any:
     return randomise(copy.deepcopy(model).float(), 1).double()
 
 
+class WithoutGradients(torch.optim.Optimizer):
+    """Writes through ``data``, as for steps along random directions."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            parameter.data.mul_(1.5)
+
+
 AT_ONCE: dict[str, Callable[[Any], object]] = {
     "AdamW, fused": step(torch.optim.AdamW, fused=True),
     "AdamW, for each": step(torch.optim.AdamW, foreach=True),
     "Adam": step(torch.optim.Adam),
     "SGD, fused": step(torch.optim.SGD, fused=True),
+    "not torch's": lambda model: WithoutGradients(model.parameters()).step(),
     "in place": lambda model: nn.init.ones_(next(model.backbone.parameters())),
     "load_state_dict": lambda model: model.load_state_dict(other(model).state_dict()),
     "assigned": lambda model: model.load_state_dict(other(model).state_dict(), assign=True),
@@ -94,25 +106,6 @@ def test_the_step_of_another_optimiser_changes_nothing() -> None:
         part._is_initialised = True
     reader.read(text(1, 1))
     assert not reader.is_stale
-
-
-class WithoutGradients(torch.optim.Optimizer):
-    """Writes through ``data``, as for steps along random directions."""
-
-    def __init__(self, parameters: Any) -> None:
-        super().__init__(parameters, {})
-
-    def step(self, closure: Any = None) -> None:
-        for parameter in self.param_groups[0]["params"]:
-            parameter.data.mul_(1.5)
-
-
-def test_the_step_of_an_optimiser_that_is_not_torchs() -> None:
-    model = transformer_xl().model()
-    reader = model.reader()
-    WithoutGradients(model.parameters()).step()
-    with pytest.raises(StaleReaderError, match=REFUSED):
-        reader.read(text(1, 1))
 
 
 @some_cases
@@ -165,13 +158,12 @@ def test_large_tensors_that_are_written_throughout() -> None:
             change -= 0.5
 
 
-def swap(model: LanguageModel) -> None:
-    for name, part in model.backbone.layers[-1].named_modules():
-        if type(part) is nn.Linear:
-            new = nn.Linear(part.in_features, part.out_features, part.bias is not None)
-            model.backbone.layers[-1].set_submodule(name, new.double())
-            return
-    model.backbone.dropout = nn.Softplus()
+def everywhere(kind: Callable[..., bool]) -> Callable[[LanguageModel], object]:
+    """In the backbone, from the innermost modules on."""
+    return lambda model: [
+        put_in(model.backbone, name, kind)
+        for name in reversed(dict(model.backbone.named_modules()))
+    ]
 
 
 def subclass(model: LanguageModel) -> None:
@@ -200,16 +192,14 @@ def transposed(model: LanguageModel) -> None:
 
 
 LATER: dict[str, Callable[[Any], object]] = {
-    each.__name__: each for each in (swap, subclass, new_tables_of_hooks, transposed)
-} | {
+    **{each.__name__: each for each in (subclass, new_tables_of_hooks, transposed)},
+    **{kind.__name__: everywhere(kind) for kind in (attribute, replaced_forward, wrapper)},
     "backbone": lambda model: setattr(model, "backbone", other(model).backbone),
     "parameters": lambda model: [
         vars(part).update(_parameters=its._parameters)
         for part, its in zip(model.modules(), other(model).modules(), strict=True)
     ],
     "modules": lambda model: vars(model.backbone).update(_modules=other(model).backbone._modules),
-    "activation": lambda model: [*map(attribute, model.modules())],
-    "forward": lambda model: replaced_forward(model.backbone.layers[-1]),
 }
 
 
@@ -262,20 +252,14 @@ def test_hooks_that_come_and_go(case: Case) -> None:
 
 
 @torch.no_grad()
-def test_features_that_are_drawn_again() -> None:
-    model = SOME["favor"].model()
-    reader = model.reader()
-    reader.read(text(1, 2))
-    model.backbone.redraw_features()
-    with pytest.raises(MemspanError, match=REFUSED):
-        reader.read(text(1, 1))
-
-
-@torch.no_grad()
-def test_a_head_of_its_own_is_watched() -> None:
-    model = transformer_xl(EmbeddingConfig(tie=False)).model()
-    reader = model.reader()
-    reader.read(text(1, 4))
-    model.head.tables[0].mul_(1.5)
-    with pytest.raises(StaleReaderError, match=REFUSED):
-        reader.read(text(1, 1))
+def test_random_features_and_a_head_of_its_own() -> None:
+    favor, untied = SOME["favor"].model(), SOME["learned"].model()
+    for model, change in (
+        (favor, favor.backbone.redraw_features),
+        (untied, lambda: untied.head.tables[0].mul_(1.5)),
+    ):
+        reader = model.reader()
+        reader.read(text(1, 4))
+        change()
+        with pytest.raises(StaleReaderError, match=REFUSED):
+            reader.read(text(1, 1))
