@@ -163,7 +163,9 @@ CASES: dict[str, Case] = {
     "xl-segment-clamp": transformer_xl(ADAPTIVE, clamp_length=3, attention_bias=True, d_head=3),
     "xl-segment-gated": transformer_xl(gating="gru"),
     "xl-fixed": transformer_xl(attention_span="fixed"),
-    "xl-fixed-learned": transformer_xl(attention_span="fixed", positions="learned", max_distance=5),
+    "xl-fixed-learned": transformer_xl(
+        attention_span="fixed", positions="learned", max_distance=12
+    ),
     "xl-fixed-clamp": transformer_xl(
         UNTIED, attention_span="fixed", clamp_length=2, final_norm=False, normalisation="post"
     ),

@@ -3,6 +3,7 @@ spans, tables of positions, dropout; attention weights; auxiliary losses of docu
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from memspan.models.options import EmbeddingConfig
 from readings import assert_memories_equal, cut_texts, fields, read, some_memory, text
 
 pytestmark = pytest.mark.gradients(recorded=False)
+SIZED = ("xl-segment", "xl-segment-learned", "xl-fixed", "xl-fixed-learned", "compressive")
 both = pytest.mark.parametrize("make", [transformer_xl, compressive])
 
 
@@ -40,25 +42,22 @@ def test_initial_memory_of_zeros_is_attended(make: Callable[..., Case]) -> None:
         assert_memories_equal(zeros.reset([True, True]), empty)
 
 
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
-@pytest.mark.parametrize("span", ["segment", "fixed"])
+@pytest.mark.parametrize("name", SIZED)
 @given(slots=st.integers(1, 12), drawn=cut_texts())
-def test_memory_length_may_change_at_evaluation(
-    positions: str, span: str, slots: int, drawn: tuple[Tensor, list[int]]
+def test_sizes_of_memory_may_change_at_evaluation(
+    name: str, slots: int, drawn: tuple[Tensor, list[int]]
 ) -> None:
-    """As a model that was made with that memory length, the weights being the same."""
-    tokens, lengths = drawn
-    options = {"positions": positions, "attention_span": span}
-    options |= {"max_distance": 20} if positions == "learned" else {}
-    model = transformer_xl(**options).model()
-    expected = transformer_xl(memory_length=slots, **options).model()
-    assert expected.backbone.config.memory_length == slots
-    memory = model.initial_memory(len(tokens), memory_length=slots)
+    """As a model that was made with them, the weights being the same."""
+    (tokens, lengths), case = drawn, CASES[name]
+    sizes = {"memory_length": slots, "compressed_length": slots // 2 + 1}
+    sizes = {size: n for size, n in sizes.items() if hasattr(case.backbone, size)}
+    backbone = dataclasses.replace(case.backbone, **sizes)
+    model, expected = case.shared_model(), dataclasses.replace(case, backbone=backbone).model()
+    memory = model.initial_memory(len(tokens), **sizes)
     logits, after = read(model, tokens, lengths, memory)
     own, own_memory = read(expected, tokens, lengths)
     assert_same(logits, own, 1e-9, "logits")
     assert_memories_equal(after, own_memory, 1e-9)
-    assert after.hidden.shape[2] == slots
     reader = model.reader(memory)
     read_logits = torch.cat([reader.read(s) for s in tokens.split(lengths, 1)], 1)
     assert_same(read_logits, own, 1e-9, "reader")
