@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +29,15 @@ from memspan.training.validation import Validation
 LENGTHS = (5, 1, 9, 4, 12)
 
 
+def losses_alone(model: LanguageModel, documents: list[np.ndarray]) -> Tensor:
+    losses = []
+    for document in documents:
+        targets = torch.from_numpy(document.astype(np.int64))[None]
+        inputs = torch.cat([torch.full((1, 1), START), targets[:, :-1]], 1)
+        losses.append(model(inputs, targets=targets).losses[0])
+    return torch.cat(losses)
+
+
 @pytest.mark.parametrize(
     ("name", "segment_length"),
     [
@@ -42,25 +51,13 @@ LENGTHS = (5, 1, 9, 4, 12)
 )
 def test_a_document_is_scored_as_alone(name: str, segment_length: int) -> None:
     """In one stream; without document starts the text is read on."""
-    model = CASES[name].model()
-    random = np.random.default_rng(0)
+    model, random = CASES[name].model(), np.random.default_rng(0)
     documents = [random.integers(VOCABULARY, size=n) for n in LENGTHS]
-    text = np.concatenate(documents)
-    starts = np.cumsum([0, *LENGTHS[:-1]])
-
-    def nats(tokens: np.ndarray, **options: Any) -> float:
-        length = min(segment_length, len(tokens))
-        return score_tokens(model, tokens, ByteTokenizer(), segment_length=length, **options).nats
-
-    alone = sum(nats(document) for document in documents)
-    assert nats(text, document_starts=starts) == pytest.approx(alone, rel=1e-9)
-    assert nats(text) != pytest.approx(alone, rel=1e-3)
-
-
-def losses_alone(model: LanguageModel, document: np.ndarray) -> Tensor:
-    targets = torch.from_numpy(document.astype(np.int64))[None]
-    inputs = torch.cat([torch.full((1, 1), START), targets[:, :-1]], 1)
-    return model(inputs, targets=targets).losses[0]
+    text, starts = np.concatenate(documents), np.cumsum([0, *LENGTHS[:-1]])
+    score = partial(score_tokens, model, text, ByteTokenizer(), segment_length=segment_length)
+    alone = losses_alone(model, documents).sum().item()
+    assert score(document_starts=starts).nats == pytest.approx(alone, rel=1e-9)
+    assert score().nats != pytest.approx(alone, rel=1e-3)
 
 
 def test_training_reads_documents_as_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,18 +80,15 @@ def test_training_reads_documents_as_alone(tmp_path: Path, monkeypatch: pytest.M
         text = prepared.splits[split]
         edges = text.document_starts[:9].tolist()
         assert len(edges) == 9
-        parts = [text.tokens[low:high] for low, high in pairwise(edges)]
-        return torch.cat([losses_alone(model, document) for document in parts])
+        return losses_alone(model, [text.tokens[low:high] for low, high in pairwise(edges)])
 
-    found = []
     with torch.no_grad():
-        wanted = expected("train")
+        wanted, found = expected("train"), []
         for _ in range(len(wanted) // 7):
             output = updater.read(state.streams.next())
             state.memory = output.memory
             found.append(output.losses[0])
-        wanted = wanted[: 7 * len(found)]
-        torch.testing.assert_close(torch.cat(found), wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(torch.cat(found), wanted[: 7 * len(found)], rtol=1e-4, atol=1e-5)
         wanted = expected("validation")
     some = dataclasses.replace(options.train, evaluate_tokens=len(wanted))
     state.config = dataclasses.replace(options, train=some)

@@ -194,29 +194,9 @@ def test_gradients_reach_every_parameter(case: Case) -> None:
 
 @gradients
 @every_case
-def test_gradients_stop_at_a_detached_memory(case: Case) -> None:
-    """Through memory where it is kept, not where it is detached."""
-    model = case.shared_model()
-    d_model = case.backbone.d_model
-    x = torch.randn(2, 2, 4, d_model, dtype=torch.float64, requires_grad=True)
-    first = model.backbone(x[0])
-    weight = torch.randn(2, 4, d_model, dtype=torch.float64)
-    second = model.backbone(x[1], first.memory).hidden
-    (through,) = torch.autograd.grad((second * weight).sum(), x)
-    assert through[0].any() != case.forgets_segments
-    assert through[1].any()
-    detached = first.memory.detach()
-    assert not any(t.requires_grad for t in fields(detached).values())
-    second = model.backbone(x[1], detached).hidden
-    (stopped,) = torch.autograd.grad((second * weight).sum(), x)
-    assert not stopped[0].any()
-    assert stopped[1].any()
-
-
-@gradients
-@every_case
 def test_gradients_of_a_whole_model(case: Case) -> None:
-    """Numeric against analytic, with respect to the input vectors and the carried memory."""
+    """Numeric against analytic, with respect to the input vectors and the carried memory; through the
+    memory after, too."""
     backbone = case.shared_model().backbone
     x = torch.randn(2, 3, case.backbone.d_model, dtype=torch.float64, requires_grad=True)
     before = backbone(torch.randn(2, 4, case.backbone.d_model, dtype=torch.float64)).memory
