@@ -128,19 +128,28 @@ def test_inference_mode(case: Case) -> None:
             outside.read(text(1, 1))
 
 
+def equal_or_refused(model: LanguageModel, change: Callable[[Any], object], what: str) -> None:
+    reader = model.reader()
+    for tokens in (text(1, 4), text(1, 1), text(1, 2)):
+        reader.read(tokens)
+    memory, tokens = reader.memory, text(1, 3, 5)
+    change(model)
+    if reader.is_stale:
+        with pytest.raises(MemspanError, match=REFUSED):
+            reader.read(tokens)
+    else:
+        assert_same(reader.read(tokens), model(tokens, memory).logits, 1e-10, what)
+
+
 @torch.no_grad()
 @some_cases
 def test_values_that_are_written_past_the_version(case: Case) -> None:
     """One number of each parameter in turn, through ``data``: noticed when several tokens are read."""
     model = case.model()
     for name, parameter in model.named_parameters():
-        reader = model.reader()
-        for tokens in (text(1, 4), text(1, 1), text(1, 2)):
-            reader.read(tokens)
-        memory, last = reader.memory, parameter.data.view(-1)
-        last[-1] += 0.5
-        equal_or_refused(model, reader, memory, name)
-        last[-1] -= 0.5
+        last = parameter.data.view(-1)[-1:]
+        equal_or_refused(model, lambda _, last=last: last.add_(0.5), name)
+        last -= 0.5
 
 
 @torch.no_grad()
@@ -207,22 +216,7 @@ LATER: dict[str, Callable[[Any], object]] = {
 @pytest.mark.parametrize("change", LATER)
 @some_cases
 def test_modules_that_are_put_in(case: Case, change: str) -> None:
-    model = case.model()
-    reader = model.reader()
-    for tokens in (text(1, 4), text(1, 1), text(1, 2)):
-        reader.read(tokens)
-    memory = reader.memory
-    LATER[change](model)
-    equal_or_refused(model, reader, memory, change)
-
-
-def equal_or_refused(model: LanguageModel, reader: Any, memory: Any, what: str) -> None:
-    tokens = text(1, 3, 5)
-    if reader.is_stale:
-        with pytest.raises(MemspanError, match=REFUSED):
-            reader.read(tokens)
-    else:
-        assert_same(reader.read(tokens), model(tokens, memory).logits, 1e-10, what)
+    equal_or_refused(case.model(), LATER[change], change)
 
 
 @torch.no_grad()
