@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 
 from architectures import CASES, ONE_OF_EACH, VOCABULARY
 from memspan.errors import MemspanError
+from memspan.memory import Memory
 from memspan.models import LanguageModel, LSTMConfig
 from readings import assert_memories_equal
 
@@ -28,6 +29,19 @@ def refused(says: str, *attempts: Callable[[], Any]) -> None:
             attempt()
         assert says in str(caught.value)
         assert "\n" not in str(caught.value)
+
+
+def damaged(memory: Memory) -> Iterator[tuple[Memory, str]]:
+    """An empty memory whose fields, one after the other, are of another size or type, or count what
+    cannot be."""
+    for field, tensor in memory.tensors().items():
+        # The tokens say how many rows there are.
+        wrongs = [] if field == "tokens_seen" else [tensor[1:]]
+        wrongs += [tensor[..., None], tensor.int()]
+        most = {"tokens_seen": 1 << 62, **memory.slots()}.get(field)
+        wrongs += [] if most is None else [tensor - 1, tensor + most + 1]
+        for wrong in wrongs:
+            yield dataclasses.replace(memory, **{field: wrong}), f"the memory's {field} "
 
 
 @each
@@ -117,17 +131,7 @@ def test_vectors_and_memories(name: str) -> None:
         another = CASES[other].shared_model().initial_memory(2)
         if type(another) is not kind:
             found.append((another, f"must be a {kind.__name__}, not a {type(another).__name__}"))
-    for field, tensor in memory.tensors().items():
-        # The tokens say how many rows there are.
-        wrongs = [] if field == "tokens_seen" else [tensor[:1]]
-        wrongs += [tensor[..., None], tensor.int()]
-        if field in {"tokens_seen", *memory.slots()}:
-            wrongs += [tensor - 1, tensor + (1 << 62) + 1]
-        found += [
-            (dataclasses.replace(memory, **{field: wrong}), f"the memory's {field} ")
-            for wrong in wrongs
-        ]
-    for wrong, said in found:
+    for wrong, said in (*found, *damaged(memory)):
         refused(said, partial(backbone, x, wrong), partial(model, TOKENS, wrong))
         refused(said, partial(backbone.reader, wrong, 2), partial(model.reader, wrong))
     for rows in (-1, 2.5):
@@ -158,14 +162,6 @@ def test_rows_of_memories_and_of_readers(name: str) -> None:
         ([True, False], "in 0 .. 1, not bool [2]"),
     ):
         refused(said, partial(memory.select, rows), partial(reader.select, rows))
-    damaged = [(dataclasses.replace(one, **{k: t[:0]}), "") for k, t in one.tensors().items()]
-    damaged += [(dataclasses.replace(one, **{k: t.bool()}), "") for k, t in one.tensors().items()]
-    for field, slots in one.slots().items():
-        bad = [
-            dataclasses.replace(one, **{field: getattr(one, field) + n}) for n in (-3, slots + 1)
-        ]
-        said = f"the memory's {field} must be int64 [1], in 0 .. {slots}, not "
-        damaged += [(each, said) for each in bad]
     for rows, given, said in (
         ([0, 0], memory, "replace needs row numbers in 0 .. 1, each at most once, not [0, 0]"),
         ([2], one, "at most once, not [2]"),
@@ -175,7 +171,7 @@ def test_rows_of_memories_and_of_readers(name: str) -> None:
         ([0], another, f"not a {type(another).__name__}: use what"),
         ([0], None, "not a NoneType: use what"),
         ([0], one.to("meta"), "is meta int64 [1] on meta, not int64 [1]"),
-        *(([0], bad, said) for bad, said in damaged),
+        *(([0], bad, said) for bad, said in damaged(one)),
     ):
         refused(said, partial(memory.replace, rows, given), partial(reader.replace, rows, given))
     assert torch.equal(reader.read(TOKENS), expected.read(TOKENS))
@@ -191,19 +187,12 @@ def test_readers_are_not_copied(name: str) -> None:
                 copied(one)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "wanted"),
-    [
-        ((256, {}), "the backbone must be a config, such as TransformerXLConfig(), not {}"),
-        ((256, LSTMConfig), "TransformerXLConfig(), not <class '"),
-        (
-            (256, LSTMConfig(), {"tie": False}),
-            "the embedding must be EmbeddingConfig(), not {'tie'",
-        ),
-        ((0, LSTMConfig()), "vocab_size must be an integer of at least 1, not 0"),
-        (("256", LSTMConfig()), "at least 1, not '256'"),
-    ],
-    ids=str,
-)
-def test_a_model_is_made_of_options(arguments: tuple[Any, ...], wanted: str) -> None:
-    refused(wanted, lambda: LanguageModel(*arguments))
+def test_a_model_is_made_of_options() -> None:
+    make, config = partial(LanguageModel, 256), LSTMConfig()
+    backbone = "the backbone must be a config, such as TransformerXLConfig(), not "
+    refused(f"{backbone}{{}}", lambda: make({}))
+    refused(f"{backbone}<class '", lambda: make(LSTMConfig))
+    refused("must be EmbeddingConfig(), not {'tie'", lambda: make(config, {"tie": False}))
+    for size in (0, "256"):
+        said = f"vocab_size must be an integer of at least 1, not {size!r}"
+        refused(said, partial(LanguageModel, size, config))
