@@ -26,14 +26,13 @@ def text(rows: int, length: int, seed: int = 0) -> Tensor:
 
 seeds = st.integers(0, 2**16)
 precisions = st.sampled_from(list(TOLERANCE))
-row_counts = st.integers(1, 3)
 
 
 @st.composite
 def cut_texts(draw: st.DrawFn) -> tuple[Tensor, list[int]]:
     """Tokens ``[B, T]`` and the lengths of the segments that they are cut into."""
     lengths = draw(st.lists(st.integers(1, 7), min_size=1, max_size=5))
-    return text(draw(row_counts), sum(lengths), draw(seeds)), lengths
+    return text(draw(st.integers(1, 3)), sum(lengths), draw(seeds)), lengths
 
 
 def read(

@@ -48,14 +48,12 @@ def expected(
     losses: dict[tuple[int, int], Tensor] = {}
     memories = []
     for row in range(ROWS):
-        own = range(LENGTH)
-        if where["lengths"] is not None:
-            n = int(where["lengths"][row])
-            own = range(n) if where["padding"] == "right" else range(LENGTH - n, LENGTH)
+        n = LENGTH if where["lengths"] is None else int(where["lengths"][row])
+        first = LENGTH - n if where.get("padding") == "left" else 0
         starts = (
-            [] if where["starts"] is None else where["starts"][row].nonzero().flatten().tolist()
+            () if where["starts"] is None else where["starts"][row].nonzero().flatten().tolist()
         )
-        edges = sorted({own.start, *(s for s in starts if s in own), own.stop})
+        edges = sorted({first, *(s for s in starts if first <= s < first + n), first + n})
         before = rows_of(memory, row)
         for low, high in pairwise(edges):
             if low in starts:
