@@ -153,18 +153,16 @@ def test_values_that_are_written_past_the_version(case: Case) -> None:
 
 
 @torch.no_grad()
-def test_large_tensors_that_are_written_throughout() -> None:
+def test_large_tensors_of_which_a_row_is_written() -> None:
     """Of these only some numbers are looked at: a row of 40 at least once, if not a single number."""
     model = transformer_xl(d_model=40, d_ff=100).model()
     for name, parameter in model.backbone.named_parameters():
-        for change in (parameter.data, parameter.data[..., -1, :] if parameter.dim() > 1 else None):
-            if change is None:
-                continue
-            reader = model.reader()
-            reader.read(text(1, 2))
-            change += 0.5
-            assert reader.is_stale, name
-            change -= 0.5
+        change = parameter.data[..., -1, :] if parameter.dim() > 1 else parameter.data
+        reader = model.reader()
+        reader.read(text(1, 2))
+        change += 0.5
+        assert reader.is_stale, name
+        change -= 0.5
 
 
 def everywhere(kind: Callable[..., bool]) -> Callable[[LanguageModel], object]:
