@@ -26,12 +26,7 @@ def test_inputs_and_copies(part: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(
     ("name", "part"),
-    [
-        ("compressive", "model"),
-        ("feedback", "backbone"),
-        ("gated", "model"),
-        ("lstm", "backbone"),
-    ],
+    [("compressive", "model"), ("feedback", "backbone"), ("gated", "model"), ("lstm", "backbone")],
 )
 def test_all_laws_hold(name: str, part: str) -> None:
     # Layers are alike.
@@ -39,6 +34,7 @@ def test_all_laws_hold(name: str, part: str) -> None:
     model = dataclasses.replace(CASES[name], backbone=backbone).model(torch.float32)
     report = check(CarriesMemory(model if part == "model" else model.backbone), budget=300)
     others = {f.law for f in report.findings if f.outcome != "holds"}
+    assert not report.broken, report
     by_design = set() if model.backbone.cut_invariant() else {"cuts", "gradients"}
     assert others == {"roll-back", *by_design}, report
 
