@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -47,6 +47,10 @@ class Case:
     """Whether a token sees no other."""
     cut_fields: tuple[str, ...] = ()
     """Fields of memory that gradients do not flow into."""
+
+    def with_options(self, **options: Any) -> Case:
+        """The case with other ones of the backbone's."""
+        return replace(self, backbone=replace(self.backbone, **options))
 
     def model(self, dtype: torch.dtype = torch.float64) -> LanguageModel:
         """The same weights at every call, large enough that everything matters.

@@ -24,12 +24,7 @@ from readings import assert_memories_equal, text
 
 pytestmark = pytest.mark.hardening
 VARIED = ("xl-segment-gated", "fast-delta-favor", "feedback-per-layer")
-SOME = {
-    name: dataclasses.replace(
-        CASES[name], backbone=dataclasses.replace(CASES[name].backbone, n_layers=1)
-    )
-    for name in (*ONE_OF_EACH.values(), *VARIED)
-}
+SOME = {name: CASES[name].with_options(n_layers=1) for name in (*ONE_OF_EACH.values(), *VARIED)}
 some_cases = pytest.mark.parametrize("case", SOME.values(), ids=SOME)
 
 
@@ -221,8 +216,7 @@ def test_every_module_in_turn(case: Case) -> None:
 @some_cases
 def test_dropout_that_is_on_in_evaluation(case: Case) -> None:
     """As for samples of a posterior (Gal and Ghahramani 2016): here it drops everything."""
-    options = dataclasses.replace(case.backbone, dropout=0.5)
-    model = dataclasses.replace(case, backbone=options).model()
+    model = case.with_options(dropout=0.5).model()
     dropouts = [part for part in model.backbone.modules() if isinstance(part, nn.Dropout)]
     for part in dropouts:
         part.p = 1.0

@@ -121,8 +121,7 @@ def test_vectors_and_memories(name: str) -> None:
     assert_memories_equal(vectors.memory, memory)
 
     kind = type(memory)
-    wide = dataclasses.replace(CASES[name].backbone, d_model=12, n_layers=3)
-    foreign = dataclasses.replace(CASES[name], backbone=wide).model().initial_memory(2)
+    foreign = CASES[name].with_options(d_model=12, n_layers=3).model().initial_memory(2)
     found: list[tuple[Any, str]] = [("memory", "the memory must be a")]
     found += [(memory.to("meta"), "on meta")] + [(foreign, "the memory's ")] * (
         name != "transformer"

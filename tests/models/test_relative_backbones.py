@@ -3,7 +3,6 @@ spans, tables of positions, dropout; attention weights; auxiliary losses of docu
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -51,8 +50,7 @@ def test_sizes_of_memory_may_change_at_evaluation(
     (tokens, lengths), case = drawn, CASES[name]
     sizes = {"memory_length": slots, "compressed_length": slots // 2 + 1}
     sizes = {size: n for size, n in sizes.items() if hasattr(case.backbone, size)}
-    backbone = dataclasses.replace(case.backbone, **sizes)
-    model, expected = case.shared_model(), dataclasses.replace(case, backbone=backbone).model()
+    model, expected = case.shared_model(), case.with_options(**sizes).model()
     memory = model.initial_memory(len(tokens), **sizes)
     logits, after = read(model, tokens, lengths, memory)
     own, own_memory = read(expected, tokens, lengths)

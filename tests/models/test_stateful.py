@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -30,8 +28,7 @@ def test_inputs_and_copies(part: str, dtype: torch.dtype) -> None:
 )
 def test_all_laws_hold(name: str, part: str) -> None:
     # Layers are alike.
-    backbone = dataclasses.replace(CASES[name].backbone, n_layers=1)
-    model = dataclasses.replace(CASES[name], backbone=backbone).model(torch.float32)
+    model = CASES[name].with_options(n_layers=1).model(torch.float32)
     report = check(CarriesMemory(model if part == "model" else model.backbone), budget=300)
     others = {f.law for f in report.findings if f.outcome != "holds"}
     assert not report.broken, report

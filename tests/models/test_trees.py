@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 from torch.utils import _pytree as pytree
@@ -37,8 +35,7 @@ def test_values_come_back_from_their_leaves(name: str) -> None:
 def test_a_step_is_exported(name: str) -> None:
     """With its memory as a value that goes in and comes out, as often as one likes."""
     # Tracing takes time for each layer, and they are alike.
-    backbone = dataclasses.replace(CASES[name].backbone, n_layers=1)
-    model = dataclasses.replace(CASES[name], backbone=backbone).model(torch.float32)
+    model = CASES[name].with_options(n_layers=1).model(torch.float32)
     memory = model(text(2, 5)).memory
     step = torch.export.export(model, (text(2, 1), memory)).module()
     for n in range(3):
