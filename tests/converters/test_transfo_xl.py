@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from recorded import check_run
 from safetensors.torch import save_file
-from torch import Tensor
 from transfo_xl_reference import log_probabilities
 
 import memspan
 from golden import Golden, assert_same, folder, parameters
 from memspan.errors import MemspanError
+from readings import read
 from transfo_xl_folder import OPTIONS, random_tensors, write
 
 CASES: dict[str, dict[str, Any]] = {
@@ -29,17 +30,6 @@ CASES: dict[str, dict[str, Any]] = {
     "div 2, no cutoffs": {"div_val": 2, "cutoffs": [], "tie_projs": [False], "d_embed": 10},
     "no memory": {"mem_len": 0, "tie_word_embeddings": False},
 }
-
-
-def in_float64(run: memspan.Run, tokens: Tensor, cut: int) -> Tensor:
-    """Log-probabilities of a run's model, in segments from its own first memory."""
-    model, memory, rows = run.model.double(), None, []
-    for segment in tokens.split(cut, 1):
-        output = model(segment, memory)
-        assert output.logits is not None
-        memory = output.memory
-        rows.append(output.logits.log_softmax(-1))
-    return torch.cat(rows, 1).detach()
 
 
 @pytest.mark.golden
@@ -56,14 +46,8 @@ def test_recorded_outputs(path: Path, tmp_path: Path) -> None:
         sources = [write(tmp_path / "made", g.config, dict(g.named("param.")))]
     for number, found in enumerate(sources):
         run = memspan.load(memspan.convert(found, tmp_path / f"run{number}"))
-        model, memory = run.model.double(), None
-        for i in g.segments:
-            tokens = g.input(f"seg{i}.input_ids", torch.int64)
-            output = model(tokens, memory)
-            memory = output.memory
-            ours = output.logits.log_softmax(-1)
-            assert_same(ours, g[f"f64.seg{i}.logprobs"], 1e-9, f"{found} seg{i}")
-    assert run.config.model.memory_length == g.config["mem_len"]
+        check_run(run, g)
+        assert run.config.model.memory_length == g.config["mem_len"]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -75,7 +59,8 @@ def test_options(case: str, tmp_path: Path) -> None:
     tokens = [3, 19, 0, 7, 12, 5, 6, 11, 1, 18]
     for cut in (4, 7):
         wanted = log_probabilities(options, tensors, tokens, cut)
-        assert_same(in_float64(run, torch.tensor([tokens]), cut)[0], wanted, 1e-10, case)
+        ours, _ = read(run.model.double(), torch.tensor([tokens]), cut)
+        assert_same(ours[0].log_softmax(-1), wanted, 1e-10, case)
 
 
 def test_a_bare_config_means_what_transformers_says(tmp_path: Path) -> None:

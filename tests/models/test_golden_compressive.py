@@ -14,22 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from golden import Golden, assert_same, parameters
-from golden_rows import (
-    GRADIENT,
-    OUTPUT,
-    PREFIX,
-    Losses,
-    assert_all_seen,
-    check_gradients,
-    check_leaves,
-    labml_model,
-    leaves,
-    write_parameters,
-)
-from memspan.converters import labml
+import labml_folder
+from golden import OUTPUT, Golden, assert_same, gradient, in_both_precisions, newest, parameters
 from memspan.models.compressive import compression as ops
-from memspan.models.compressive.config import CompressiveConfig
 from memspan.ops.relative import Positions, relative_attention
 
 pytestmark = pytest.mark.golden
@@ -38,78 +25,55 @@ pytestmark = pytest.mark.golden
 # ----- labml: the paper's, with pre-norm and learned positions
 
 
-def check_labml_compressive(g: Golden, dtype: torch.dtype) -> None:
-    c, tol, f = g.config, OUTPUT[dtype], PREFIX[dtype]
-    more = {"compressed_length": c["c_mem_len"], "compression_rate": c["compression_rate"]}
-    model = labml_model(g, CompressiveConfig, **more)
-    rows = labml.names(model, c["P"])
-    write_parameters(model, rows, g)
-    model.to(dtype).eval()
-    inputs: dict[int, Tensor] = {}
+def check_labml(g: Golden, folder: Path) -> None:
+    model, rows = labml_folder.model_of(g, folder)
+    inputs: dict[str, Tensor] = {}
     sources: dict[int, Tensor] = {}
     for n, layer in enumerate(model.backbone.layers):
-        layer.register_forward_pre_hook(lambda _, args, n=n: inputs.__setitem__(n, args[0]))
-        layer.compression.register_forward_pre_hook(
-            lambda _, args, n=n: sources.__setitem__(n, args[0])
+        layer.register_forward_pre_hook(
+            lambda _, args, n=n: inputs.update({f"layer_input{n}": args[0]})
         )
-
-    rate = c["compression_rate"]
-    memory = model.initial_memory(c["batch"])
-    losses = Losses(g, dtype)
-    auxiliary = torch.zeros((), dtype=dtype)
+        layer.compression.register_forward_pre_hook(
+            lambda _, args, n=n: sources.update({n: args[0]})
+        )
+    memory = model.initial_memory(g.config["batch"])
+    auxiliary = torch.zeros((), dtype=g.dtype)
     for i in g.segments:
-        key = f"{f}.seg{i}"
-        tokens = g.input(f"seg{i}.tokens", dtype).t()
-        weights = g.input(f"seg{i}.w", dtype).transpose(0, 1)
+        at = f"seg{i}"
+        tokens = g.input(f"{at}.tokens").t()
         out = model(tokens, memory)
-        assert_same(out.logits, g[f"{key}.logits"].transpose(0, 1), tol, "logits")
-        losses.add(f"seg{i}.loss", out.logits * weights)
-        auxiliary = auxiliary + out.auxiliary_loss
+        found = inputs | {"logits": out.logits}
+        g.score(at, out.logits.transpose(0, 1) * g.input(f"{at}.w"))
         by_layer = out.statistics["auxiliary_loss"]
-        if f"{key}.ar_loss" in g:
-            assert_same(out.auxiliary_loss, g[f"{key}.ar_loss"], tol, f"{key}.ar_loss")
-        else:
-            assert not by_layer.any()
+        auxiliary = auxiliary + out.auxiliary_loss
+        g.check(f"{at}.ar_loss", out.auxiliary_loss)
+        assert f"f64.{at}.ar_loss" in g or not by_layer.any()
 
         reader = model.reader(memory)
-        assert_same(reader.read(tokens), out.logits, tol, "reader")
-        counts, sizes = (memory.length, memory.compressed_length), (c["mem_len"], c["c_mem_len"])
-        n_new = int(ops.append(*counts, tokens.shape[1], *sizes, rate).n_compressed[0])
         memory = out.memory.detach()
-        assert_same(reader.memory.compressed, memory.compressed, tol, "reader's memory")
-        for n in inputs:
-            for name, ours in {
-                f"layer_input{n}": inputs[n],
-                f"mem{n}": newest(memory.hidden[:, n], memory.length),
-                f"cmem{n}": newest(memory.compressed[:, n], memory.compressed_length),
-                f"mem_to_compress{n}": sources[n][:, sources[n].shape[1] - n_new * rate :],
-            }.items():
-                if f"{key}.{name}" in g:
-                    recorded = g[f"{key}.{name}"].transpose(0, 1)
-                    assert_same(ours, recorded, tol, f"{key}.{name}")
-            if f"{key}.ar_loss_layer{n}" in g:
-                assert_same(by_layer[n], g[f"{key}.ar_loss_layer{n}"], tol, f"{key}.ar_loss {n}")
-    assert_same(auxiliary, g[f"{f}.ar_loss_total"], tol, "ar_loss_total")
+        assert_same(reader.read(tokens), out.logits, OUTPUT[g.dtype], "reader")
+        assert_same(reader.memory.compressed, memory.compressed, OUTPUT[g.dtype], "its memory")
+        for n, source in sources.items():
+            found[f"mem{n}"] = newest(memory.hidden[:, n], memory.length)
+            found[f"cmem{n}"] = newest(memory.compressed[:, n], memory.compressed_length)
+            if (key := f"f64.{at}.mem_to_compress{n}") in g:
+                found[f"mem_to_compress{n}"] = source[:, source.shape[1] - len(g[key]) :]
+            g.check(f"{at}.ar_loss_layer{n}", by_layer[n])
+        for name, tensor in found.items():
+            g.check(f"{at}.{name}", tensor.transpose(0, 1))
+    g.check("ar_loss_total", auxiliary)
 
-    losses.backward()
+    g.backward()
     compressing = {id(p) for p in model.backbone.auxiliary_parameters()}
     assert all(p.grad is None for p in model.parameters() if id(p) in compressing)
-    check_gradients(rows, g, dtype)
+    g.check_gradients(rows)
     model.zero_grad()
     auxiliary.backward()
     assert all((p.grad is None) == (id(p) not in compressing) for p in model.parameters())
-    for name, theirs in g.named("f64.ar_grad."):
-        ours = torch.cat(rows[name](lambda p: p.grad)).view_as(theirs)
-        assert_same(ours, theirs, GRADIENT[dtype], f"auxiliary gradient of {name}")
-        compressing -= {id(p) for p in model.parameters() if p.shape == theirs.shape}
-    assert not compressing
-    assert_all_seen(g, dtype)
-
-
-def newest(x: Tensor, count: Tensor) -> Tensor:
-    """The slots ``[B, N, D]`` that are in use, rows alike."""
-    assert len(set(count.tolist())) == 1
-    return x[:, x.shape[1] - int(count[0]) :]
+    recorded = dict(g.named("f64.ar_grad."))
+    assert len(recorded) == len(compressing)
+    for name in recorded:
+        g.check(f"ar_grad.{name}", torch.cat(rows[name](gradient)))
 
 
 # ----- What the two others compute, from our pieces
@@ -127,21 +91,19 @@ def heads(x: Tensor, n: int) -> Tensor:
     return x.unflatten(-1, (n, -1)).transpose(1, 2)
 
 
-def check_fb_feedback(g: Golden, dtype: torch.dtype) -> None:
+def check_meta(g: Golden, _: Path) -> None:
     """Meta's, mean pooling. Different from the paper: memories start as zeros that are attended; every
     query sees a window of its own, the last ``attn_lim`` steps without itself and ``C + 1``
     compressed slots, one for ``c`` queries; these overlap with memory, since what is compressed is
     the oldest part of the window; one position table for all layers and heads, farthest first.
     """
-    c, tol, f = g.config, OUTPUT[dtype], PREFIX[dtype]
-    w = leaves(g, dtype)
+    c, w, dtype = g.config, g.leaves(), g.dtype
     batch, n_layers, n_heads, rate = c["batch"], c["nlayers"], c["nheads"], c["compress_rate"]
     n_slots, window = c["compress_size"] // rate, c["attn_lim"]
     memory = [torch.zeros(batch, window, c["hid_sz"], dtype=dtype)] * n_layers
     compressed = [torch.zeros(batch, n_slots, c["hid_sz"], dtype=dtype)] * n_layers
-    losses = Losses(g, dtype)
     for i in g.segments:
-        tokens = g.input(f"seg{i}.tokens", dtype)
+        tokens = g.input(f"seg{i}.tokens")
         length = tokens.shape[1]
         query = torch.arange(length)[:, None]
         recent = query + torch.arange(window)
@@ -176,30 +138,27 @@ def check_fb_feedback(g: Golden, dtype: torch.dtype) -> None:
         if c["pre_norm"]:
             h = norm(h, w, "out_norm")
         out = linear(h, w, "out.out_emb").log_softmax(-1)
-        assert_same(out, g[f"{f}.seg{i}.logprobs"], tol, "logprobs")
+        g.check(f"seg{i}.logprobs", out)
         for n, tensor in enumerate([*memory, *compressed]):
-            assert_same(tensor, g[f"{f}.seg{i}.cache{n}"], tol, f"seg{i}.cache{n}")
-        losses.add(f"seg{i}.loss", out * g.input(f"seg{i}.w", dtype))
-    losses.backward()
-    check_leaves(g, w, dtype)
-    assert_all_seen(g, dtype)
+            g.check(f"seg{i}.cache{n}", tensor)
+        g.score(f"seg{i}", out * g.input(f"seg{i}.w"))
+    g.backward()
+    g.check_gradients(w)
 
 
-def check_lucidrains(g: Golden, dtype: torch.dtype) -> None:
+def check_lucidrains(g: Golden, _: Path) -> None:
     """lucidrains'. Different from the paper: memory holds normalised inputs, which are not normalised
     again; one position table for all layers, whose nearest row moves as memory grows; the auxiliary
     loss is a mean over layers; and from the first compression on, the projections of keys and
     values get no gradient any more, a fault that the recorded gradients show.
     """
-    c, tol, f = g.config, OUTPUT[dtype], PREFIX[dtype]
-    w = leaves(g, dtype)
+    c, w, dtype = g.config, g.leaves(), g.dtype
     n_layers, n_heads, rate = c["depth"], c["heads"], c["cmem_ratio"]
     empty = torch.zeros(c["batch"], 0, c["dim"], dtype=dtype)
     memory, compressed = [empty] * n_layers, [empty] * n_layers
-    losses = Losses(g, dtype)
     for i in g.segments:
-        tokens = g.input(f"seg{i}.tokens", dtype)
-        trained = g[f"{f}.seg{i}.to_kv_requires_grad_after"].tolist()
+        tokens = g.input(f"seg{i}.tokens")
+        trained = g[f"f64.seg{i}.to_kv_requires_grad_after"].tolist()
         length, old_length = tokens.shape[1], memory[0].shape[1] + compressed[0].shape[1]
         mask = torch.arange(old_length + length) <= torch.arange(length)[:, None] + old_length
         # Row total - 1 - d is for distance d.
@@ -253,14 +212,13 @@ def check_lucidrains(g: Golden, dtype: torch.dtype) -> None:
             h = gated(h, linear(x, w, f"ff_layers.{n}.fn.fn.w2"), w, f"ff_layers.{n}", c)
         logits = linear(h, w, "to_logits.1")
         auxiliary = auxiliary / n_layers
-        assert_same(logits, g[f"{f}.seg{i}.logits"], tol, "logits")
-        assert_same(auxiliary, g[f"{f}.seg{i}.aux_loss"], tol, "aux_loss")
-        assert_same(torch.stack(memory), g[f"{f}.seg{i}.mem"], tol, "mem")
-        assert_same(torch.stack(compressed), g[f"{f}.seg{i}.cmem"], tol, "cmem")
-        losses.add(f"seg{i}.loss", logits * g.input(f"seg{i}.w", dtype), auxiliary)
-    losses.backward()
-    check_leaves(g, w, dtype)
-    assert_all_seen(g, dtype)
+        results = {"mem": torch.stack(memory), "cmem": torch.stack(compressed)}
+        results |= {"logits": logits, "aux_loss": auxiliary}
+        for name, tensor in results.items():
+            g.check(f"seg{i}.{name}", tensor)
+        g.score(f"seg{i}", logits * g.input(f"seg{i}.w"), auxiliary)
+    g.backward()
+    g.check_gradients(w)
 
 
 def gated(x: Tensor, out: Tensor, w: dict[str, Tensor], name: str, c: dict) -> Tensor:
@@ -274,13 +232,13 @@ def gated(x: Tensor, out: Tensor, w: dict[str, Tensor], name: str, c: dict) -> T
 # ----- The tests: one for each configuration in the folder
 
 CHECKS = {
-    "labml_compressive": check_labml_compressive,
-    "fb_feedback": check_fb_feedback,
+    "labml_compressive": check_labml,
+    "fb_feedback": check_meta,
     "lucidrains": check_lucidrains,
 }
 
 
 @pytest.mark.parametrize("path", parameters(*CHECKS, of="CompressiveTransformer"))
-def test_golden(path: Path) -> None:
-    for dtype in (torch.float64, torch.float32):
-        CHECKS[path.parent.name](Golden(path), dtype)
+def test_golden(path: Path, tmp_path: Path) -> None:
+    for g in in_both_precisions(path):
+        CHECKS[g.set](g, tmp_path)

@@ -14,128 +14,81 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from golden import Golden, assert_same, parameters
-from memspan.converters.labml import MODULES
-from memspan.models import FastWeights, FastWeightsMemory
-from memspan.models.fast_weights.config import FastWeightsConfig
+import labml_folder
+from golden import Golden, in_both_precisions, parameters
+from memspan.models import FastWeights
 from memspan.ops.fast_weights import compiled as delta_rule_loop
 from memspan.ops.fast_weights.feature_maps import dpfp, elu_plus_one, favor, sum_to_one
 from memspan.ops.fast_weights.rules import delta_rule, sum_rule
 
 pytestmark = pytest.mark.golden
 
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
-every_dtype = pytest.mark.parametrize("dtype", TOLERANCE, ids=["float64", "float32"])
 IMPLEMENTATIONS = ["chunked", "reference"]
 if delta_rule_loop.available(torch.zeros((), dtype=torch.float64)):
     IMPLEMENTATIONS.append("compiled")
+every_implementation = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 
 
 def batch_first(x: Tensor) -> Tensor:
     return x.transpose(0, 1)
 
 
-def check_loss(golden: Golden, key: str, products: Tensor) -> Tensor:
-    """The sum of ``products``, whose terms may cancel."""
-    error = (products.detach().double().sum() - golden[key]).abs()
-    assert error <= TOLERANCE[products.dtype] * products.detach().abs().sum(), key
-    return products.sum()
+# ----- labml: the whole stack
 
 
-def check_gradients(golden: Golden, named: dict[str, Tensor]) -> None:
-    """Of every parameter under the peer's name; the peer gives none where it uses none."""
-    for name, parameter in named.items():
-        key = f"f64.grad.{name}"
-        if key in golden:
-            assert parameter.grad is not None, name
-            assert_same(parameter.grad, golden[key], TOLERANCE[parameter.dtype], key)
-        else:
-            assert name in golden.json["parameters_without_gradient"], name
-
-
-# ----- labml: the whole stack, whose layers have a norm that they never use
-
-
-@every_dtype
 @pytest.mark.parametrize("path", parameters("labml_fast_weights"))
-def test_labml(path: Path, dtype: torch.dtype) -> None:
-    golden, tolerance = Golden(path), TOLERANCE[dtype]
-    options = {name: golden.config[name] for name in ("n_layers", "d_model", "d_ff", "nu")}
-    options |= {"n_heads": golden.config["heads"], "epsilon": golden.config["eps"]}
-    model = FastWeightsConfig(**options, norm="feed-forward").build().to(dtype)
-    theirs = dict(golden.named("param."))
-    unused = {name: theirs.pop(name) for name in list(theirs) if ".norm_self_attn." in name}
-    ours = {}
-    for name, parameter in model.named_parameters():
-        for their_module, our_module in MODULES[FastWeightsConfig].items():
-            name = name.replace(f".{our_module}.", f".{their_module}.")
-        ours[name.replace("final_norm", "norm")] = parameter
-    assert set(ours) == set(theirs)
-    with torch.no_grad():
-        for name, parameter in ours.items():
-            parameter.copy_(theirs[name])
-
-    x = golden.input("x", dtype).requires_grad_()
-    out = model(batch_first(x)).hidden.transpose(0, 1)
-    assert_same(out, golden["f64.out"], tolerance, "out")
-    check_loss(golden, "f64.loss", out * golden.input("w", dtype)).backward()
-    assert x.grad is not None
-    assert_same(x.grad, golden["f64.gradin.x"], tolerance, "gradient of x")
-    check_gradients(golden, ours | unused)
-
-    check_labml_layer(golden, model, batch_first(x).detach())
-    with torch.no_grad():
-        check_labml_segments(golden, model.eval(), batch_first(x).detach())
-    assert not golden.unseen("f64.")
+def test_labml(path: Path, tmp_path: Path) -> None:
+    for g in in_both_precisions(path):
+        model, rows = labml_folder.model_of(g, tmp_path)
+        x = g.input("x").requires_grad_()
+        out = model.backbone(batch_first(x)).hidden.transpose(0, 1)
+        g.check("out", out)
+        g.score("", out * g.input("w"))
+        g.backward()
+        g.check("gradin.x", x.grad)
+        g.check_gradients(rows)
+        with torch.no_grad():
+            check_first_layer(g, model.backbone, batch_first(x))
+            check_segments(g, model.backbone, batch_first(x))
 
 
-def check_labml_layer(golden: Golden, model: FastWeights, x: Tensor) -> None:
-    """What happens within the first layer, token and head by token and head."""
+def check_first_layer(g: Golden, model: FastWeights, x: Tensor) -> None:
+    """What happens within it, token and head by token and head."""
     attention = next(model.stack()).attention
     q, k, v, beta = attention.project(x)
-    assert beta is not None
-    found = {
-        "phi_query": attention.features(q),
-        "phi_key": attention.features(k),
-        "value": v,
-        "beta": beta.sigmoid()[..., None],
-    }
+    features = {"phi_query": attention.features(q), "phi_key": attention.features(k)}
+    found = features | {"value": v, "beta": beta.sigmoid()[..., None]}
     for name, tensor in found.items():
-        expected = golden[f"f64.layer0.{name}"]
-        assert_same(tensor.permute(2, 0, 1, 3), expected, TOLERANCE[x.dtype], name)
-    out, _ = attention(x)
-    expected = golden["f64.layer0.attn_out"]
-    assert_same(out.transpose(0, 1), expected, TOLERANCE[x.dtype], "attn_out")
+        g.check(f"layer0.{name}", tensor.permute(2, 0, 1, 3))
+    g.check("layer0.attn_out", attention(x)[0].transpose(0, 1))
 
 
-def check_labml_segments(golden: Golden, model: FastWeights, x: Tensor) -> None:
+def check_segments(g: Golden, model: FastWeights, x: Tensor) -> None:
     """Their token-wise form, its state kept: our segments, and our reader token by token."""
-    memory: FastWeightsMemory | None = None
-    reader, tolerance = model.reader(None, len(x)), TOLERANCE[x.dtype]
-    for i, segment in enumerate(x.split(golden.config["segments"], 1)):
+    memory, reader = model.initial_memory(len(x)), model.reader(None, len(x))
+    for i, segment in enumerate(x.split(g.config["segments"], 1)):
         output = model(segment, memory)
         memory = output.memory
         by_token = torch.cat([reader.read(token) for token in segment.split(1, 1)], 1)
         for hidden, after in ((output.hidden, memory), (by_token, reader.memory)):
-            expected = golden[f"f64.seg{i}.tokenwise_out"]
-            assert_same(hidden.transpose(0, 1), expected, tolerance, f"segment {i}")
-            for n in range(golden.config["n_layers"]):
-                state = golden[f"f64.seg{i}.fast_weights{n}"]
-                assert_same(after.weights[:, n].mT, state, tolerance, f"segment {i} layer {n}")
+            g.check(f"seg{i}.tokenwise_out", hidden.transpose(0, 1))
+            for n in range(len(model.layers)):
+                g.check(f"seg{i}.fast_weights{n}", after.weights[:, n].mT)
 
 
 # ----- flash-linear-attention: the bare recurrences, queries scaled
 
 
-@every_dtype
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@every_implementation
 @pytest.mark.parametrize("path", parameters("fla_delta_rule"))
-def test_fla(path: Path, implementation: str, dtype: torch.dtype) -> None:
-    golden, tolerance = Golden(path), TOLERANCE[dtype]
-    config = golden.config
-    names = [n.removeprefix("in.") for n in golden.tensors if n.startswith("in.")]
-    delta, normalised = "beta" in names, config.get("normalize", False)
-    given = {n: golden.input(n, dtype) for n in names}
+def test_fla(path: Path, implementation: str) -> None:
+    for g in in_both_precisions(path):
+        check_rule(g, implementation)
+
+
+def check_rule(g: Golden, implementation: str) -> None:
+    c, names = g.config, [n.removeprefix("in.") for n in g.tensors if n.startswith("in.")]
+    delta, given = "beta" in names, {n: g.input(n) for n in names}
     leaves = {n: t.requires_grad_() for n, t in given.items() if not n.startswith("w_")}
 
     # The delta rule's layout is [B, H, T, K], linear attention's [B, T, H, K].
@@ -143,30 +96,28 @@ def test_fla(path: Path, implementation: str, dtype: torch.dtype) -> None:
         return x if delta else x.transpose(1, 2)
 
     q, k, v = (heads_first(leaves[n]) for n in "qkv")
-    q = q * config["K"] ** -0.5
-    empty = torch.zeros(config["B"], config["H"], config["K"], config["V"], dtype=dtype)
+    q = q * c["K"] ** -0.5
+    empty = torch.zeros(c["B"], c["H"], c["K"], c["V"], dtype=g.dtype)
     state = leaves.get("initial_state", empty)
     if delta:
         y, state = by_channel(q, k, v, leaves["beta"], state, implementation)
-    elif normalised:
+    elif c.get("normalize", False):
         # [B, 1, H, K], as is their final z.
         z = leaves.get("initial_z", empty[:, None, ..., 0])
         ones = torch.cat([v, torch.ones_like(v[..., :1])], -1)
         start = torch.cat([state, z.squeeze(1)[..., None]], -1)
         y, after = sum_rule(q, k, ones, start, implementation=implementation)
         y, state = y[..., :-1] / (y[..., -1:] + 1e-10), after[..., :-1]
-        assert_same(after[..., -1][:, None], golden["f64.final_z"], tolerance, "final_z")
+        g.check("final_z", after[..., -1][:, None])
     else:
         y, state = sum_rule(q, k, v, state, implementation=implementation)
     y = heads_first(y)
-    assert_same(y, golden["f64.o"], tolerance, "o")
-    assert_same(state, golden["f64.final_state"], tolerance, "final_state")
-    products = torch.cat([(y * given["w_o"]).flatten(), (state * given["w_state"]).flatten()])
-    check_loss(golden, "f64.loss", products).backward()
-    for name, expected in golden.named("f64.gradin."):
-        assert leaves[name].grad is not None, name
-        assert_same(leaves[name].grad, expected, tolerance, f"gradient of {name}")
-    assert not golden.unseen("f64.")
+    g.check("o", y)
+    g.check("final_state", state)
+    g.score("", y * given["w_o"], state * given["w_state"])
+    g.backward()
+    for name, leaf in leaves.items():
+        g.check(f"gradin.{name}", leaf.grad)
 
 
 def by_channel(
@@ -193,39 +144,32 @@ def by_channel(
 # ----- IDSIA, the paper's authors: attention layers with residual and norm
 
 
-@every_dtype
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@every_implementation
 @pytest.mark.parametrize("path", parameters("idsia_fwp"))
-def test_idsia(path: Path, implementation: str, dtype: torch.dtype) -> None:
-    golden, tolerance = Golden(path), TOLERANCE[dtype]
-    layer = IDSIALayer(golden, implementation, dtype)
-    inputs, states, products = [], [], []
-    for i in golden.segments:
-        h = golden.input(f"seg{i}.h", dtype).requires_grad_()
-        inputs.append(h)
-        out = layer(batch_first(h)).transpose(0, 1)
-        prefix = f"f64.seg{i}."
-        assert_same(out, golden[f"{prefix}out"], tolerance, f"{prefix}out")
-        states.append(layer.state)
-        if f"{prefix}key_sum" in golden:
-            z = layer.key_sum[:, :, None]
-            assert_same(z, golden[f"{prefix}key_sum"], tolerance, f"{prefix}key_sum")
-        products.append(out * golden.input(f"seg{i}.w", dtype))
-        check_loss(golden, f"{prefix}loss", products[-1])
-    if layer.recurrent:
-        check_states(golden, states)
-    check_loss(golden, "f64.loss", torch.cat([p.flatten() for p in products])).backward()
+def test_idsia(path: Path, implementation: str) -> None:
+    for g in in_both_precisions(path):
+        check_layer(g, IDSIALayer(g, implementation))
+
+
+def check_layer(g: Golden, layer: IDSIALayer) -> None:
+    inputs, states = [g.input(f"seg{i}.h").requires_grad_() for i in g.segments], []
     for i, h in enumerate(inputs):
-        assert h.grad is not None
-        assert_same(h.grad, golden[f"f64.gradin.seg{i}.h"], tolerance, f"gradient of segment {i}")
-    check_gradients(golden, layer.parameters)
-    if "in.prime_test_x" in golden:
-        x = golden.input("prime_test_x", dtype)
-        assert_same(layer.map(x), golden["f64.prime_test"], tolerance, "favor alone")
-    assert not golden.unseen("f64.")
+        out = layer(batch_first(h)).transpose(0, 1)
+        states.append(layer.state)
+        g.check(f"seg{i}.out", out)
+        g.check(f"seg{i}.key_sum", layer.key_sum[:, :, None])
+        g.score(f"seg{i}", out * g.input(f"seg{i}.w"))
+    if layer.recurrent:
+        check_states(g, states)
+    g.backward()
+    for i, h in enumerate(inputs):
+        g.check(f"gradin.seg{i}.h", h.grad)
+    g.check_gradients(layer.parameters)
+    if "in.prime_test_x" in g:
+        g.check("prime_test", layer.map(g.input("prime_test_x")))
 
 
-def check_states(golden: Golden, ours: list[Tensor]) -> None:
+def check_states(g: Golden, ours: list[Tensor]) -> None:
     """The fast weights after every segment.
 
     The peer writes into the tensor that it was given, and the recording kept that tensor: what is
@@ -233,23 +177,19 @@ def check_states(golden: Golden, ours: list[Tensor]) -> None:
     which states after different texts cannot be. Where the recording is not like that, state ``i``
     is compared with our state ``i``.
     """
-    theirs = [golden[f"f64.seg{i}.state"] for i in golden.segments]
+    theirs = [g[f"f64.seg{i}.state"] for i in g.segments]
     written_to = len(theirs) > 1 and torch.equal(theirs[-1], theirs[-2])
-    for i, expected in enumerate(theirs):
-        at = min(i + 1, len(ours) - 1) if written_to else i
-        assert_same(ours[at], expected, TOLERANCE[ours[at].dtype], f"state {i}")
+    for i in g.segments:
+        g.check(f"seg{i}.state", ours[min(i + 1, len(ours) - 1) if written_to else i])
 
 
 class IDSIALayer:
     """Their layers, recurrent or quadratic, of our rules and feature maps."""
 
-    def __init__(self, golden: Golden, implementation: str, dtype: torch.dtype) -> None:
-        self.config = config = golden.config
-        self.golden, self.name = golden, config["cls"]
+    def __init__(self, g: Golden, implementation: str) -> None:
+        self.config = config = g.config
+        self.golden, self.name, self.parameters = g, config["cls"], g.leaves()
         self.options: dict[str, Any] = {"implementation": implementation}
-        self.parameters = {
-            name: tensor.to(dtype).requires_grad_() for name, tensor in golden.named("param.")
-        }
         self.recurrent = self.name.startswith("Cuda")
         self.delta = self.recurrent and "Sum" not in self.name
         # What the peer takes where its options are not recorded.
@@ -297,7 +237,7 @@ class IDSIALayer:
         if "DPFP" in self.name:
             return dpfp(x, self.n_rolls)
         if "Performer" in self.name:
-            return favor(x, self.golden.input("proj_matrix", x.dtype))
+            return favor(x, self.golden.input("proj_matrix"))
         return elu_plus_one(x)
 
     def recur(self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None) -> Tensor:

@@ -15,21 +15,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from golden import Golden, assert_same, parameters
-from golden_rows import (
-    GRADIENT,
-    OUTPUT,
-    PREFIX,
-    Losses,
-    assert_all_seen,
-    check_gradients,
-    check_leaves,
-    leaves,
-    write_parameters,
-)
-from memspan.converters import labml
+import labml_folder
+from golden import Golden, in_both_precisions, parameters
 from memspan.models import Feedback, FeedbackMemory, LanguageModel
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.options import EmbeddingConfig
@@ -42,27 +30,15 @@ Keys = tuple[list[Tensor], list[Tensor]]
 """Keys and values of one token, for each layer ``[B, H, K]``."""
 
 
-class Call(nn.Module):
-    """A function of a model, for :func:`torch.func.functional_call`."""
-
-    def __init__(self, model: nn.Module, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.model, self.function = model, function
-
-    def forward(self, *args: Any, **options: Any) -> Any:
-        return self.function(self.model, *args, **options)
-
-
-def called(
-    model: nn.Module, ours: Theirs, function: Callable[..., Any], *args: Any, **options: Any
-) -> Any:
-    """``function(model, ...)`` with ``ours`` in place of the model's parameters, all of them."""
+def give(model: nn.Module, ours: Theirs) -> None:
+    """Put tensors in place of the model's parameters, all of them."""
     own = dict(model.named_parameters())
     assert set(own) == set(ours), f"without counterpart: {set(own) ^ set(ours)}"
     for name, tensor in ours.items():
         assert tensor.shape == own[name].shape, name
-    given = {f"model.{name}": tensor for name, tensor in ours.items()}
-    return functional_call(Call(model, function), given, args, options)
+        path, _, last = name.rpartition(".")
+        # As functional_call does; an attribute has to be a Parameter, which is no function of others.
+        model.get_submodule(path)._parameters[last] = tensor
 
 
 def linear(name: str, theirs: Theirs, peer: str) -> Theirs:
@@ -108,106 +84,70 @@ def keys_of(model: Feedback, vector: Tensor, context: Callable[[int, Tensor], Te
 
 def check_segments(
     g: Golden,
-    dtype: torch.dtype,
-    model: LanguageModel,
-    ours: Theirs,
     theirs: Theirs,
-    read: Callable[[LanguageModel, Tensor, Any], tuple[Theirs, Any]],
+    read: Callable[[Tensor, Any], tuple[Theirs, Any]],
     *vanishing: str,
 ) -> None:
     """All segments and gradients. ``read`` returns the results by their recorded names, first what
     the loss is of, and what is carried to the next, at first None."""
-    losses, carried = Losses(g, dtype), None
+    carried = None
     for i in g.segments:
-        tokens = g.input(f"seg{i}.tokens", dtype)
-        found, carried = called(model, ours, read, tokens, carried)
+        found, carried = read(g.input(f"seg{i}.tokens"), carried)
         for name, tensor in found.items():
-            at = f"seg{i}.{name}"
-            assert_same(tensor, g[f"{PREFIX[dtype]}.{at}"], OUTPUT[dtype], at)
-        scores = next(iter(found.values()))
-        losses.add(f"seg{i}.loss", scores * g.input(f"seg{i}.w", dtype))
-    losses.backward()
-    check_leaves(g, theirs, dtype, vanishing)
+            g.check(f"seg{i}.{name}", tensor)
+        g.score(f"seg{i}", next(iter(found.values())) * g.input(f"seg{i}.w"))
+    g.backward()
+    g.check_gradients(theirs, *vanishing)
 
 
 # ----- labml: both versions, the same function as ours
 
 
-def check_labml(g: Golden, dtype: torch.dtype) -> None:
-    """labml has no memory between calls. Parameters are named as by our converter."""
-    c, f, tol = g.config, PREFIX[dtype], OUTPUT[dtype]
-    shared = "param.key.linear.weight" in g
-    model = LanguageModel(
-        1,
-        FeedbackConfig(
-            n_layers=c["n_layers"],
-            d_model=c["d_model"],
-            n_heads=c["heads"],
-            d_ff=c["d_ff"],
-            memory_length=c["seq_len"],
-            max_distance=c["P"],
-            projections="shared" if shared else "per-layer",
-            memory_norm=False,
-            attention_bias=True,
-            # Where keys and values are shared, its values have no bias.
-            value_bias=not shared,
-        ),
-        EmbeddingConfig(tie=False, scale=False),
-    )
-    start, backbone = "transformer.", model.backbone
-    names = labml.names(model, c["P"])
-    rows = {n.removeprefix(start): row for n, row in names.items() if n.startswith(start)}
-    write_parameters(backbone, rows, g)
-    backbone.to(dtype)
-
-    weights = g.input("w", dtype).transpose(0, 1)
-    by_layer: dict[int, list[Tensor]] = {n: [] for n in range(c["n_layers"])}
+def check_labml(g: Golden, folder: Path) -> None:
+    """labml has no memory between calls."""
+    model, rows = labml_folder.model_of(g, folder)
+    backbone = model.backbone
+    by_layer: dict[int, list[Tensor]] = {n: [] for n in range(len(backbone.layers))}
     hooks = [
         layer.register_forward_hook(lambda _, args, out, n=n: by_layer[n].append(out))
         for n, layer in enumerate(backbone.layers)
     ]
-    compiles = feedback_loop.available(torch.zeros((), dtype=dtype))
+    compiles = feedback_loop.available(torch.zeros((), dtype=g.dtype))
     for implementation in ("reference", "fused", *["compiled"] * compiles):
         backbone.zero_grad()
-        x = g.input("x", dtype).transpose(0, 1).requires_grad_()
-        out = backbone(x, implementation=implementation)
+        x = g.input("x").requires_grad_()
+        out = backbone(x.transpose(0, 1), implementation=implementation)
         # Only the reference, which comes first, calls them.
         for hook in hooks:
             hook.remove()
-        assert_same(out.hidden.transpose(0, 1), g[f"{f}.out"], tol, "out")
-        vectors = out.memory.vectors.transpose(0, 1)
-        if f"{f}.memory_seen_at_last_step" in g:
-            seen = g[f"{f}.memory_seen_at_last_step"]
-            assert_same(vectors[-len(seen) - 1 : -1], seen, tol, "memory vectors")
-        if f"{f}.memory_keys" in g:
-            keys, values = backbone.project(vectors)
-            assert_same(keys[0], g[f"{f}.memory_keys"], tol, "keys")
-            assert_same(values[-1], g[f"{f}.memory_values"], tol, "values")
-        losses = Losses(g, dtype)
-        losses.add("loss", out.hidden * weights)
-        losses.backward()
-        check_gradients(rows, g, dtype)
-        assert_same(x.grad.transpose(0, 1), g["f64.gradin.x"], GRADIENT[dtype], "gradient of x")
-    for n in range(c["n_layers"]):
-        if f"{f}.layer_output{n}" in g:
-            assert_same(torch.stack(by_layer[n]), g[f"{f}.layer_output{n}"], tol, "layer's output")
-    assert_all_seen(g, dtype)
+        hidden, vectors = out.hidden.transpose(0, 1), out.memory.vectors.transpose(0, 1)
+        g.check("out", hidden)
+        g.check("memory_seen_at_last_step", vectors[-len(x) : -1])
+        keys, values = backbone.project(vectors)
+        g.check("memory_keys", keys[0])
+        g.check("memory_values", values[-1])
+        g.score("", hidden * g.input("w"))
+        g.backward()
+        g.check_gradients(rows)
+        g.check("gradin.x", x.grad)
+    for n, outputs in by_layer.items():
+        g.check(f"layer_output{n}", torch.stack(outputs))
 
 
 # ----- Meta's, by the paper's authors
 
 
-def check_meta(g: Golden, dtype: torch.dtype) -> None:
+def check_meta(g: Golden, _: Path) -> None:
     """The start is a memory of zero vectors that are attended; one table of position keys serves all
     layers and heads, without biases. With post-norm this is our model.
 
     With pre-norm, memory vectors are normalised by each layer's norm before the projections, and what
     is carried to the next block was normalised by the first layer's already.
     """
-    c, f, tol = g.config, PREFIX[dtype], OUTPUT[dtype]
+    c = g.config
     if c.get("adapt_span", False):
         pytest.skip("adaptive spans are another model")
-    theirs = leaves(g, dtype)
+    theirs = g.leaves()
     span, shared = c["attn_lim"], c["share_proj_kv"]
     model = LanguageModel(
         c["vocab_sz"],
@@ -223,7 +163,7 @@ def check_meta(g: Golden, dtype: torch.dtype) -> None:
             memory_norm=False,
         ),
         EmbeddingConfig(tie=False, scale=False),
-    ).to(dtype)
+    ).to(g.dtype)
     b = "backbone."
     ours = {
         "embedding.tables.0": theirs["in_emb.weight"],
@@ -248,33 +188,27 @@ def check_meta(g: Golden, dtype: torch.dtype) -> None:
         ours |= linear(f"{b}key.{n}", theirs, f"layers.{n}.attn.proj_key")
         ours |= linear(f"{b}value.{n}", theirs, f"layers.{n}.attn.proj_val")
 
-    def vectors_of(model: LanguageModel, tokens: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits, and the memory vectors to carry on."""
-        if not c["pre_norm"]:
-            memory = model.initial_memory(len(tokens), start="zeros")
+    give(model, ours)
+    backbone = model.backbone
+
+    def context(n: int, m: Tensor) -> Tensor:
+        return backbone.layers[n].attention_norm(m)
+
+    def read(tokens: Tensor, cache: Tensor | None) -> tuple[Theirs, Tensor]:
+        memory = model.initial_memory(len(tokens), start="zeros")
+        cache = memory.vectors if cache is None else cache
+        if c["pre_norm"]:
+            past = [keys_of(backbone, m, context) for m in cache.unbind(1)]
+            h, vectors, _ = token_by_token(backbone, model.embedding(tokens), past, span, context)
+            logits = model.head(backbone.final_norm(h))
+            cache = torch.stack([*cache.unbind(1), *(context(0, m) for m in vectors)][-span:], 1)
+        else:
             out = model(tokens, FeedbackMemory(memory.tokens_seen, cache, memory.length))
-            return out.logits, out.memory.vectors
-        backbone, norms = model.backbone, [layer.attention_norm for layer in model.backbone.layers]
-
-        def context(n: int, m: Tensor) -> Tensor:
-            return norms[n](m)
-
-        past = [keys_of(backbone, m, context) for m in cache.unbind(1)]
-        h, vectors, _ = token_by_token(backbone, model.embedding(tokens), past, span, context)
-        kept = [*cache.unbind(1), *(norms[0](m) for m in vectors)][-span:]
-        return model.head(backbone.final_norm(h)), torch.stack(kept, 1)
-
-    def read(model: LanguageModel, tokens: Tensor, cache: Tensor | None) -> tuple[Theirs, Tensor]:
-        if cache is None:
-            cache = model.initial_memory(len(tokens)).vectors
-        logits, cache = vectors_of(model, tokens, cache)
+            logits, cache = out.logits, out.memory.vectors
         return {"logprobs": logits.log_softmax(-1), "cache0": cache.transpose(0, 1)}, cache.detach()
 
-    check_segments(g, dtype, model, ours, theirs, read)
-    left = [k for k in g.unseen("in.", "param.", f"{f}.", "f64.grad.") if ".buf." not in k]
-    assert not left, f"recorded, but not compared: {left}"
-    mix = called(model, ours, lambda m: m.backbone.mix())
-    assert_same(mix[None], g[f"{f}.buf.single_memory_attn_buf"], tol, "layer weights")
+    check_segments(g, theirs, read)
+    g.check("buf.single_memory_attn_buf", backbone.mix()[None])
 
 
 # ----- lucidrains
@@ -292,7 +226,7 @@ class Gated(nn.Module):
         return self.outer(a * F.gelu(b))
 
 
-def check_lucidrains(g: Golden, dtype: torch.dtype) -> None:
+def check_lucidrains(g: Golden, _: Path) -> None:
     """Agrees with the paper one token at a time (``seq_len`` 1) only. Larger chunks attend to
     themselves in parallel, each layer to its own normalised input, which is not feedback.
 
@@ -303,7 +237,7 @@ def check_lucidrains(g: Golden, dtype: torch.dtype) -> None:
     c = g.config
     if c["seq_len"] > 1:
         pytest.skip(f"chunks of {c['seq_len']} tokens attend within themselves: not the paper's")
-    theirs = leaves(g, dtype)
+    theirs = g.leaves()
     heads = (c["heads"], c["dim_head"])
     model = LanguageModel(
         c["num_tokens"],
@@ -323,7 +257,7 @@ def check_lucidrains(g: Golden, dtype: torch.dtype) -> None:
     backbone = model.backbone
     for layer in backbone.layers:
         layer.feed_forward = Gated(c["dim"])
-    model.to(dtype)
+    model.to(g.dtype)
     b = "backbone."
     key, value = theirs["shared_kv_proj.weight"].chunk(2)
     ours = {
@@ -347,19 +281,17 @@ def check_lucidrains(g: Golden, dtype: torch.dtype) -> None:
         ours[f"{here}.position_keys"] = key.new_zeros(c["mem_len"], *heads)
         ours[f"{here}.position_scores"] = key.new_zeros(c["mem_len"], c["heads"])
 
-    def read(
-        model: LanguageModel, tokens: Tensor, past: list[Keys] | None
-    ) -> tuple[Theirs, list[Keys]]:
-        x = model.embedding(tokens)
-        h, _, past = token_by_token(model.backbone, x, past or [], c["mem_len"])
-        found = {"logits": model.head(model.backbone.final_norm(h))}
+    give(model, ours)
+
+    def read(tokens: Tensor, past: list[Keys] | None) -> tuple[Theirs, list[Keys]]:
+        h, _, past = token_by_token(backbone, model.embedding(tokens), past or [], c["mem_len"])
+        found = {"logits": model.head(backbone.final_norm(h))}
         for kind, name in enumerate(("mem_keys", "mem_values")):
             found[name] = torch.stack([entry[kind][0].flatten(1) for entry in past], 1)
         detached = [tuple([t.detach() for t in kind] for kind in entry) for entry in past]
         return found, detached
 
-    check_segments(g, dtype, model, ours, theirs, read, "pos_emb.relative_attention_bias.weight")
-    assert_all_seen(g, dtype)
+    check_segments(g, theirs, read, "pos_emb.relative_attention_bias.weight")
 
 
 CHECKS = {
@@ -371,7 +303,6 @@ CHECKS = {
 
 
 @pytest.mark.parametrize("path", parameters(*CHECKS, of="FeedbackTransformer"))
-def test_golden(path: Path) -> None:
-    for dtype in (torch.float64, torch.float32):
-        g = Golden(path)
-        CHECKS[g.json["set"]](g, dtype)
+def test_golden(path: Path, tmp_path: Path) -> None:
+    for g in in_both_precisions(path):
+        CHECKS[g.set](g, tmp_path)

@@ -13,33 +13,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import memspan.models.relative.self_attention as attention_module
-from golden import Golden, assert_same, parameters
-from golden_rows import (
-    GRADIENT,
-    OUTPUT,
-    PREFIX,
-    Losses,
-    assert_all_seen,
-    check_gradients,
-    labml_model,
-    leaves,
-    write_parameters,
-)
-from memspan.converters import labml, transfo_xl
-from memspan.converters.names import Names
+import labml_folder
+from golden import OUTPUT, Golden, assert_same, in_both_precisions, newest, parameters
+from memspan.converters import transfo_xl
+from memspan.converters.names import Names, fill
 from memspan.models import LanguageModel
-from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.nn import sinusoids
-from memspan.ops.relative import Positions, relative_attention
+from memspan.ops.relative import Positions, attention_weights, relative_attention
 
 pytestmark = pytest.mark.golden
 
 
-def peer_model(g: Golden) -> tuple[LanguageModel, str]:
-    """The model of kimi's or HF's options, and the prefix of their names."""
-    hf = "n_token" not in g.config
-    values = dict(g.config)
+# ----- Whole models: the authors', transformers' and labml's
+
+
+def peer_model(g: Golden) -> tuple[LanguageModel, Names]:
+    """The model of the authors' or of transformers' options, and its parameters by their names."""
+    hf, values = g.set == "hf_transfo_xl", dict(g.config)
     if hf:
         values = transfo_xl.with_defaults(values | {"dropout": 0.0}, Path("config"))
     elif values["tie_projs"] == "all_but_first":
@@ -52,61 +42,11 @@ def peer_model(g: Golden) -> tuple[LanguageModel, str]:
             # Patterns that no option names are tied by hand.
             source = model.embedding.projections[i if values["div_val"] > 1 else 0]
             model.head.projections[i] = source
-    return model, "transformer." if hf else ""
-
-
-def peer_rows(model: LanguageModel, g: Golden, prefix: str) -> Names:
-    """Their names. Biases are recorded under one of the names that they have with one peer or other."""
-    rows = transfo_xl.names(model, prefix, "in order" if prefix else "reversed")
-    return {n: r for n, r in rows.items() if not n.endswith("_bias") or f"param.{n}" in g}
-
-
-# ----- Reading the segments
-
-
-class Recorder:
-    """Layer inputs, the backbone's output and the first attention of a forward pass."""
-
-    def __init__(self, model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.layer_inputs: dict[int, Tensor] = {}
-        self.hidden = torch.empty(0)
-        self.attention: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-        for n, layer in enumerate(model.backbone.layers):
-            layer.register_forward_pre_hook(
-                lambda _, args, n=n: self.layer_inputs.__setitem__(n, args[0])
-            )
-        model.backbone.register_forward_hook(
-            lambda _, args, out: setattr(self, "hidden", out.hidden)
-        )
-
-        def spy(*args: Any, **options: Any) -> Tensor:
-            if self.attention is None:
-                self.attention = args, options
-            return relative_attention(*args, **options)
-
-        monkeypatch.setattr(attention_module, "relative_attention", spy)
-
-    @torch.no_grad()
-    def first_attention(self) -> Tensor:
-        """``[B, H, T, S]`` of layer 0: what attention makes of the identity as values."""
-        assert self.attention is not None
-        (q, k, _, positions), options = self.attention
-        eye = torch.eye(k.shape[2], dtype=k.dtype).expand(*k.shape[:3], -1)
-        return relative_attention(q, k, eye, positions, **options | {"implementation": "reference"})
-
-
-def log_probabilities(model: LanguageModel, logits: Tensor) -> Tensor:
-    return logits if len(model.head.edges) > 2 else logits.log_softmax(-1)
-
-
-def check_memory(g: Golden, key: str, memory: Any, tolerance: float, layers: range) -> None:
-    for n in layers:
-        if f"{key}.mem{n}" in g:
-            theirs = g[f"{key}.mem{n}"].transpose(0, 1)
-            slots = theirs.shape[1]
-            assert memory.length.tolist() == [slots] * len(theirs)
-            ours = memory.hidden[:, n, memory.hidden.shape[2] - slots :]
-            assert_same(ours, theirs, tolerance, f"{key}.mem{n}")
+    prefix = "transformer." if hf else ""
+    rows = transfo_xl.names(model, prefix, "in order" if hf else "reversed")
+    fill(model, rows, dict(g.named("param.")), "the recording")
+    check_frequencies(g, f"{prefix}pos_emb.inv_freq")
+    return model.to(g.dtype).eval(), rows
 
 
 def check_frequencies(g: Golden, key: str) -> None:
@@ -118,202 +58,130 @@ def check_frequencies(g: Golden, key: str) -> None:
     assert_same(ours, g[f"f32.buf.{key}"], 1e-6, "float32 frequencies")
 
 
-def check_reader(model: LanguageModel, before: Any, tokens: Tensor, out: Any, tol: float) -> None:
-    reader = model.reader(before)
-    assert_same(reader.read(tokens), out.logits, tol, "reader")
-    assert_same(reader.memory.hidden, out.memory.hidden, tol, "reader's memory")
+def check_model(g: Golden, folder: Path) -> None:
+    """Each peer recorded a part of what is compared here; transformers' tensors are batch first."""
+    hf = g.set == "hf_transfo_xl"
+    model, rows = labml_folder.model_of(g, folder) if g.set == "labml_xl" else peer_model(g)
+    states: dict[int, Tensor] = {}
+    for n, layer in enumerate(model.backbone.layers):
+        layer.register_forward_pre_hook(lambda _, args, n=n: states.update({n: args[0]}))
+    model.backbone.register_forward_hook(lambda _, args, out: states.update({-1: out.hidden}))
 
-
-def check_kimi_xl(g: Golden, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    tol, f = OUTPUT[dtype], PREFIX[dtype]
-    model, prefix = peer_model(g)
-    rows = peer_rows(model, g, prefix)
-    write_parameters(model, rows, g)
-    check_frequencies(g, "pos_emb.inv_freq")
-    model.to(dtype).eval()
-    seen = Recorder(model, monkeypatch)
-
-    n_layers, mem_len = g.config["n_layer"], g.config["mem_len"]
-    memory = model.initial_memory(g.config["batch"], start="empty")
-    final = torch.empty(g.config["batch"], 0, g.config["d_model"], dtype=dtype)
-    losses = Losses(g, dtype)
-    for i in g.segments:
-        tokens = g.input(f"seg{i}.tokens", dtype).t()
-        targets = g.input(f"seg{i}.targets", dtype).t()
-        w_nll = g.input(f"seg{i}.w_nll", dtype).t()
-        w_hidden = g.input(f"seg{i}.w_hidden", dtype).transpose(0, 1)
-        with torch.no_grad():
-            out = model(tokens, memory)
-        ours = log_probabilities(model, out.logits)
-        assert_same(ours, g[f"{f}.seg{i}.logprobs"].transpose(0, 1), tol, f"seg{i}.logprobs")
-        check_reader(model, memory, tokens, out, tol)
-
-        out = model(tokens, memory, targets=targets)
-        assert out.logits is None
-        hidden = seen.hidden
-        assert_same(hidden, g[f"{f}.seg{i}.hidden"].transpose(0, 1), tol, f"seg{i}.hidden")
-        assert_same(out.losses, g[f"{f}.seg{i}.nll"].t(), tol, f"seg{i}.nll")
-        # Theirs is grouped by cluster.
-        returned = g[f"{f}.seg{i}.loss_as_returned"].flatten().sort().values
-        assert_same(out.losses.flatten().sort().values, returned, tol, f"seg{i}.loss_as_returned")
-        losses.add(f"seg{i}.loss", out.losses * w_nll, hidden * w_hidden)
-
-        memory = out.memory.detach()
-        check_memory(g, f"{f}.seg{i}", memory, tol, range(n_layers))
-        # Their last memory is the final output, which nobody reads.
-        final = torch.cat([final, hidden.detach()], 1)
-        final = final[:, max(0, final.shape[1] - mem_len) :]
-        if f"{f}.seg{i}.mem{n_layers}" in g:
-            theirs = g[f"{f}.seg{i}.mem{n_layers}"].transpose(0, 1)
-            assert_same(final, theirs, tol, f"seg{i}.mem{n_layers}")
-    losses.backward()
-    check_gradients(rows, g, dtype)
-    assert_all_seen(g, dtype)
-
-
-def check_hf_or_labml(g: Golden, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    tol, f, hf = OUTPUT[dtype], PREFIX[dtype], g.json["set"] == "hf_transfo_xl"
-    if hf:
-        model, prefix = peer_model(g)
-        rows = peer_rows(model, g, prefix)
-        check_frequencies(g, "transformer.pos_emb.inv_freq")
-        names = {"tokens": "input_ids", "w": "w_logprobs", "out": "logprobs", "layer": "hidden"}
-    else:
-        model = labml_model(g, TransformerXLConfig)
-        rows = labml.names(model, g.config["P"])
-        names = {"tokens": "tokens", "w": "w", "out": "logits", "layer": "layer_input"}
-    write_parameters(model, rows, g)
-    model.to(dtype).eval()
-    seen, n_layers = Recorder(model, monkeypatch), len(model.backbone.layers)
-
-    def batch_first(x: Tensor) -> Tensor:
+    def turned(x: Tensor) -> Tensor:
         return x if hf else x.transpose(0, 1)
 
     memory = model.initial_memory(g.config["batch"], start="zeros" if hf else "empty")
-    losses = Losses(g, dtype)
+    outputs = memory.hidden[:, 0, :0]
     for i in g.segments:
-        at = f"{f}.seg{i}"
-        tokens = batch_first(g.input(f"seg{i}.{names['tokens']}", dtype))
-        seen.attention = None
+        at = f"seg{i}"
+        inputs = {
+            name.removeprefix(f"in.{at}."): turned(g.input(name.removeprefix("in.")))
+            for name in g.tensors
+            if name.startswith(f"in.{at}.")
+        }
+        tokens = inputs["input_ids" if hf else "tokens"]
         out = model(tokens, memory)
-        ours = log_probabilities(model, out.logits) if hf else out.logits
-        assert_same(ours, batch_first(g[f"{at}.{names['out']}"]), tol, f"{at} output")
-        for n, hidden in (seen.layer_inputs | {n_layers: seen.hidden}).items():
-            if (key := f"{at}.{names['layer']}{n}") in g:
-                assert_same(hidden, batch_first(g[key]), tol, key)
-        if f"{at}.attn0" in g:
-            assert_same(seen.first_attention(), g[f"{at}.attn0"], tol, f"{at}.attn0")
-        losses.add(f"seg{i}.loss", ours * batch_first(g.input(f"seg{i}.{names['w']}", dtype)))
-        check_reader(model, memory, tokens, out, tol)
-        if hf:
-            check_shifted_losses(g, at, model, tokens, memory, tol)
+        scored = model(tokens, memory, targets=inputs.get("targets", tokens.roll(-1, 1)))
+        assert scored.logits is None
+        found = {f"{name}{n}": x for n, x in states.items() for name in ("hidden", "layer_input")}
+        hidden, n_layers = states[-1], len(model.backbone.layers)
+        found |= {"hidden": hidden, f"hidden{n_layers}": hidden, f"layer_input{n_layers}": hidden}
+
+        reader = model.reader(memory)
+        assert_same(reader.read(tokens), out.logits, OUTPUT[g.dtype], "reader")
+        assert_same(reader.memory.hidden, out.memory.hidden, OUTPUT[g.dtype], "reader's memory")
+        weights = model.backbone.attention_weights(model.embedding(tokens), memory)
+        g.check(f"{at}.attn0", weights.layers[0])
+
         memory = out.memory.detach()
-        check_memory(g, at, memory, tol, range(n_layers))
-    losses.backward()
-    check_gradients(rows, g, dtype)
-    assert_all_seen(g, dtype)
-
-
-@torch.no_grad()
-def check_shifted_losses(
-    g: Golden, at: str, model: LanguageModel, tokens: Tensor, memory: Any, tol: float
-) -> None:
-    """Theirs shift the labels inside: the last token has no loss."""
-    nll = model(tokens, memory, targets=tokens.roll(-1, 1)).losses[:, :-1]
-    for key, value in {"nll_token_order": nll, "loss_mean_as_returned": nll.mean()}.items():
-        if f"{at}.{key}" in g:
-            assert_same(value, g[f"{at}.{key}"], tol, f"{at}.{key}")
-    if f"{at}.losses_as_returned" in g:
-        # Theirs is grouped by cluster.
-        returned = g[f"{at}.losses_as_returned"].flatten().sort().values
-        assert_same(nll.flatten().sort().values, returned, tol, f"{at} as returned")
+        for n in range(n_layers):
+            g.check(f"{at}.mem{n}", newest(memory.hidden[:, n], memory.length).transpose(0, 1))
+        # The authors' last memory is of outputs, which nobody reads.
+        outputs = torch.cat([outputs, hidden.detach()], 1)
+        outputs = outputs[:, max(0, outputs.shape[1] - g.config["mem_len"]) :]
+        g.check(f"{at}.mem{n_layers}", outputs.transpose(0, 1))
+        # A head with clusters gives probabilities.
+        has_clusters = len(model.head.edges) > 2
+        logprobs = out.logits if has_clusters else out.logits.log_softmax(-1)
+        found |= {"logits": out.logits, "logprobs": logprobs, "nll": scored.losses}
+        for name, tensor in found.items():
+            g.check(f"{at}.{name}", turned(tensor))
+        # transformers shifts the labels inside: the last token has no loss.
+        shifted = scored.losses[:, :-1]
+        g.check(f"{at}.nll_token_order", shifted)
+        g.check(f"{at}.loss_mean_as_returned", shifted.mean())
+        for name, losses in {"loss": scored.losses, "losses": shifted}.items():
+            if (key := f"f64.{at}.{name}_as_returned") in g:
+                # Theirs are grouped by cluster.
+                ours, theirs = (x.flatten().sort().values for x in (losses, g[key]))
+                assert_same(ours, theirs, OUTPUT[g.dtype], key)
+        scores = {"w": out.logits, "w_logprobs": logprobs, "w_nll": scored.losses}
+        scores["w_hidden"] = hidden
+        g.score(at, *(x * inputs[name] for name, x in scores.items() if name in inputs))
+    g.backward()
+    g.check_gradients(rows)
 
 
 # ----- The attention alone
 
 
-def check_labml_rel_mha(g: Golden, dtype: torch.dtype, _: pytest.MonkeyPatch) -> None:
-    for implementation in ("sdpa", "reference", "fused"):
-        check_attention(g, dtype, implementation)
-    assert_all_seen(g, dtype)
-
-
-def check_attention(g: Golden, dtype: torch.dtype, implementation: str) -> None:
-    tol, f = OUTPUT[dtype], PREFIX[dtype]
+def check_attention(g: Golden, _: Path) -> None:
     c = g.config
     n_heads, p, n_queries, n_keys = c["heads"], c["P"], c["q_len"], c["k_len"]
     width = c["d_model"] // n_heads
-    w = leaves(g, dtype)
-    query, keys = (g.input(n, dtype).clone().requires_grad_() for n in ("query", "key_value"))
     # Without a mask everything is visible.
-    mask = g.input("mask", dtype).bool() if "in.mask" in g else torch.ones(n_queries, n_keys, 1) > 0
+    mask = g.input("mask").bool() if "in.mask" in g else torch.ones(n_queries, n_keys, 1) > 0
     mask = mask.permute(2, 0, 1)
-
     past = torch.arange(n_keys) <= torch.arange(n_keys - n_queries, n_keys)[:, None]
     n_future = n_queries - 1 if (mask & ~past).any() else 0
     # Where everything is visible, no mask says the same.
     visible = None if mask.all() and n_future else mask
     table_rows = p - torch.arange(-n_future, n_keys)
+    scores = g["f64.scores_before_scale_and_mask"] * width**-0.5
+    scores = scores.masked_fill(~mask.permute(1, 2, 0)[..., None], float("-inf"))
 
-    def heads(x: Tensor) -> Tensor:
+    def heads(x: Tensor, w: dict[str, Tensor], name: str) -> Tensor:
+        x = F.linear(x, w[f"{name}.linear.weight"], w.get(f"{name}.linear.bias"))
         return x.view(*x.shape[:2], n_heads, width).permute(1, 2, 0, 3)
 
-    def attend(values: Tensor, how: Any) -> Tensor:
-        k = heads(F.linear(keys, w["key.linear.weight"]))
-        return relative_attention(
-            heads(F.linear(query, w["query.linear.weight"])),
-            k,
-            values,
-            Positions(
-                w["key_pos_embeddings"][table_rows].transpose(0, 1),
-                w["key_pos_bias"][table_rows].t(),
-                content_bias=w["query_pos_bias"],
-                n_future=n_future,
-            ),
-            mask=visible,
-            implementation=how,
+    for implementation in ("sdpa", "reference", "fused"):
+        w = g.leaves()
+        query, keys = (g.input(name).requires_grad_() for name in ("query", "key_value"))
+        q, k, v = heads(query, w, "query"), heads(keys, w, "key"), heads(keys, w, "value")
+        positions = Positions(
+            w["key_pos_embeddings"][table_rows].transpose(0, 1),
+            w["key_pos_bias"][table_rows].t(),
+            content_bias=w["query_pos_bias"],
+            n_future=n_future,
         )
-
-    with torch.set_grad_enabled(implementation != "sdpa"):
-        values = heads(F.linear(keys, w["value.linear.weight"], w["value.linear.bias"]))
-        out = attend(values, implementation).permute(2, 0, 1, 3).flatten(2)
-        out = F.linear(out, w["output.weight"], w["output.bias"])
-    assert_same(out, g[f"{f}.out"], tol, "out")
-    losses = Losses(g, dtype)
-    losses.add("loss", out * g.input("w", dtype))
-    if implementation == "sdpa":
-        return
-
-    losses.backward()
-    for name, theirs in g.named("f64.grad."):
-        assert_same(w.pop(name).grad, theirs, GRADIENT[dtype], f"gradient of {name}")
-    assert set(w) == set(g.json["parameters_without_gradient"])
-    for name, x in (("query", query), ("key_value", keys)):
-        assert_same(x.grad, g[f"f64.gradin.{name}"], GRADIENT[dtype], f"gradient of {name}")
-    list(g.named("f32.grad"))  # Ours in float32 were compared with the better ones.
-
-    w = {name: t.to(dtype) for name, t in g.named("param.")}
-    with torch.no_grad():
-        eye = torch.eye(n_keys, dtype=dtype).expand(c["batch"], n_heads, -1, -1)
-        attention = attend(eye, "reference").permute(2, 3, 0, 1)
-        assert_same(attention, g[f"{f}.attn"], tol, "attn")
-        scores = g[f"{f}.scores_before_scale_and_mask"] * width**-0.5
-        scores = scores.masked_fill(~mask.permute(1, 2, 0)[..., None], float("-inf"))
-        assert_same(attention, scores.softmax(1), tol, "scores")
+        options: dict[str, Any] = {"mask": visible, "implementation": implementation}
+        with torch.set_grad_enabled(implementation != "sdpa"):
+            attended = relative_attention(q, k, v, positions, **options)
+        attended = attended.permute(2, 0, 1, 3).flatten(2)
+        out = F.linear(attended, w["output.weight"], w["output.bias"])
+        g.check("out", out)
+        if implementation != "sdpa":
+            g.score("", out * g.input("w"))
+            g.backward()
+            g.check_gradients(w)
+            g.check("gradin.query", query.grad)
+            g.check("gradin.key_value", keys.grad)
+    weights = attention_weights(q, k, positions, mask=visible).permute(2, 3, 0, 1)
+    g.check("attn", weights)
+    assert_same(weights, scores.softmax(1), OUTPUT[g.dtype], "weights of their scores")
 
 
 # ----- The tests: one for each configuration in the folder
 
 CHECKS = {
-    "kimi_xl": check_kimi_xl,
-    "hf_transfo_xl": check_hf_or_labml,
-    "labml_xl": check_hf_or_labml,
-    "labml_rel_mha": check_labml_rel_mha,
+    "kimi_xl": check_model,
+    "hf_transfo_xl": check_model,
+    "labml_xl": check_model,
+    "labml_rel_mha": check_attention,
 }
 
 
 @pytest.mark.parametrize("path", parameters(*CHECKS))
-def test_golden(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for dtype in (torch.float64, torch.float32):
-        with monkeypatch.context() as patch:
-            CHECKS[path.parent.name](Golden(path), dtype, patch)
+def test_golden(path: Path, tmp_path: Path) -> None:
+    for g in in_both_precisions(path):
+        CHECKS[g.set](g, tmp_path)
