@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from architectures import randomise
 from memspan.models import Feedback, FeedbackMemory
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.ops.feedback import compiled as feedback_loop
@@ -43,14 +44,7 @@ fast = pytest.mark.parametrize(
 
 def model_of(**options: Any) -> Feedback:
     small = {"n_layers": 2, "d_model": 6, "n_heads": 2, "d_ff": 8, "memory_length": 40}
-    model = Feedback(FeedbackConfig(**small | options))
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            gain = name.endswith("weight") and "norm" in name
-            parameter.copy_(1 + 0.2 * noise if gain else 0.3 * noise)
-    return model.double()
+    return randomise(Feedback(FeedbackConfig(**small | options)), 1).double()
 
 
 def vectors(rows: int, length: int, seed: int = 0) -> Tensor:

@@ -37,61 +37,54 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def shapes(c: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Every tensor of ``TransfoXLLMHeadModel.state_dict()`` for the options ``c``, and its shape."""
-    d, inner, edges = c["d_model"], c["n_head"] * c["d_head"], [0, *c["cutoffs"], c["vocab_size"]]
-    found: dict[str, tuple[int, ...]] = {"transformer.pos_emb.inv_freq": (d // 2,)}
-    by_cluster = c["div_val"] > 1
-    tables = list(pairwise(edges)) if by_cluster else [(0, c["vocab_size"])]
-    projected = by_cluster or c["d_embed"] != d
-    for i, (low, high) in enumerate(tables):
-        width = c["d_embed"] // c["div_val"] ** i
-        found[f"transformer.word_emb.emb_layers.{i}.weight"] = (high - low, width)
-        found[f"crit.out_layers.{i}.weight"] = (high - low, width)
-        found[f"crit.out_layers.{i}.bias"] = (high - low,)
-        if projected:
-            found[f"transformer.word_emb.emb_projs.{i}"] = (d, width)
-    for i in range(len(edges) - 1):
-        if projected:
-            found[f"crit.out_projs.{i}"] = (d, c["d_embed"] // c["div_val"] ** i)
+def random_tensors(c: dict[str, Any]) -> Tensors:
+    """``TransfoXLLMHeadModel.state_dict()`` for the options ``c``: random, and tied as they say."""
+    generator = torch.Generator().manual_seed(0)
+
+    def new(*shape: int) -> Tensor:
+        return 0.5 * torch.randn(shape, generator=generator)
+
+    d, inner, by_cluster = c["d_model"], c["n_head"] * c["d_head"], c["div_val"] > 1
+    sizes = [high - low for low, high in pairwise([0, *c["cutoffs"], c["vocab_size"]])]
+    widths = [c["d_embed"] // c["div_val"] ** i for i in range(len(sizes))]
+    rows = sizes if by_cluster else [sum(sizes)]
+    tables = [new(n, width) for n, width in zip(rows, widths, strict=False)]
+    t = {"transformer.pos_emb.inv_freq": new(d // 2)}
+    for i, table in enumerate(tables):
+        t[f"transformer.word_emb.emb_layers.{i}.weight"] = table
+        tied = c.get("tie_word_embeddings", True)
+        t[f"crit.out_layers.{i}.weight"] = table if tied else new(*table.shape)
+        t[f"crit.out_layers.{i}.bias"] = new(len(table))
+    if by_cluster or c["d_embed"] != d:
+        projections = [new(d, table.shape[1]) for table in tables]
+        t |= {f"transformer.word_emb.emb_projs.{i}": p for i, p in enumerate(projections)}
+        for i, (tied, width) in enumerate(zip(c["tie_projs"], widths, strict=True)):
+            own = projections[i if by_cluster else 0]
+            t[f"crit.out_projs.{i}"] = own if tied else new(d, width)
     if c["cutoffs"]:
-        found["crit.cluster_weight"] = (len(c["cutoffs"]), c["d_embed"])
-        found["crit.cluster_bias"] = (len(c["cutoffs"]),)
-    for name in ("r_w_bias", "r_r_bias"):
-        if not c["untie_r"]:
-            found[f"transformer.{name}"] = (c["n_head"], c["d_head"])
-        for n in range(c["n_layer"]):
-            found[f"transformer.layers.{n}.dec_attn.{name}"] = (c["n_head"], c["d_head"])
+        t["crit.cluster_weight"] = new(len(c["cutoffs"]), c["d_embed"])
+        t["crit.cluster_bias"] = new(len(c["cutoffs"]))
+    biases = {name: new(c["n_head"], c["d_head"]) for name in ("r_w_bias", "r_r_bias")}
+    if not c["untie_r"]:
+        t |= {f"transformer.{name}": bias for name, bias in biases.items()}
     for n in range(c["n_layer"]):
         here = f"transformer.layers.{n}"
-        found[f"{here}.dec_attn.qkv_net.weight"] = (3 * inner, d)
-        found[f"{here}.dec_attn.r_net.weight"] = (inner, d)
-        found[f"{here}.dec_attn.o_net.weight"] = (d, inner)
-        found[f"{here}.pos_ff.CoreNet.0.weight"] = (c["d_inner"], d)
-        found[f"{here}.pos_ff.CoreNet.0.bias"] = (c["d_inner"],)
-        found[f"{here}.pos_ff.CoreNet.3.weight"] = (d, c["d_inner"])
-        found[f"{here}.pos_ff.CoreNet.3.bias"] = (d,)
-        for norm in ("dec_attn", "pos_ff"):
-            found[f"{here}.{norm}.layer_norm.weight"] = (d,)
-            found[f"{here}.{norm}.layer_norm.bias"] = (d,)
-    return found
-
-
-def random_tensors(c: dict[str, Any]) -> Tensors:
-    """Random tensors for the options ``c``, tied as they say."""
-    generator = torch.Generator().manual_seed(0)
-    t = {n: 0.5 * torch.randn(s, generator=generator) for n, s in shapes(c).items()}
-    if c.get("tie_word_embeddings", True):
-        for name in [n for n in t if n.startswith("crit.out_layers") and n.endswith("weight")]:
-            t[name] = t[name.replace("crit.out_layers", "transformer.word_emb.emb_layers")]
-    for i, tied in enumerate(c["tie_projs"]):
-        n = i if c["div_val"] > 1 else 0
-        if tied and f"crit.out_projs.{i}" in t:
-            t[f"crit.out_projs.{i}"] = t[f"transformer.word_emb.emb_projs.{n}"]
-    if not c["untie_r"]:
-        for name in ("r_w_bias", "r_r_bias"):
-            for n in range(c["n_layer"]):
-                t[f"transformer.layers.{n}.dec_attn.{name}"] = t[f"transformer.{name}"]
+        for name, bias in biases.items():
+            t[f"{here}.dec_attn.{name}"] = new(*bias.shape) if c["untie_r"] else bias
+        for name, shape in {
+            "dec_attn.qkv_net.weight": (3 * inner, d),
+            "dec_attn.r_net.weight": (inner, d),
+            "dec_attn.o_net.weight": (d, inner),
+            "pos_ff.CoreNet.0.weight": (c["d_inner"], d),
+            "pos_ff.CoreNet.0.bias": (c["d_inner"],),
+            "pos_ff.CoreNet.3.weight": (d, c["d_inner"]),
+            "pos_ff.CoreNet.3.bias": (d,),
+            "dec_attn.layer_norm.weight": (d,),
+            "dec_attn.layer_norm.bias": (d,),
+            "pos_ff.layer_norm.weight": (d,),
+            "pos_ff.layer_norm.bias": (d,),
+        }.items():
+            t[f"{here}.{name}"] = new(*shape)
     return t
 
 

@@ -197,14 +197,8 @@ def check_lucidrains(g: Golden, _: Path) -> None:
                     )
                     new_k, new_v = heads(new_k, n_heads), heads(new_v, n_heads)
                     q = q.detach()
-                    if seen == old.shape[1]:
-                        all_count = torch.ones(c["batch"], new.shape[1], dtype=torch.bool)
-                        loss = ops.attention_reconstruction(
-                            q, old_k, old_v, new_k, new_v, all_count
-                        )
-                    else:
-                        attend = F.scaled_dot_product_attention
-                        loss = F.mse_loss(attend(q, new_k, new_v), attend(q, old_k, old_v))
+                    attend = F.scaled_dot_product_attention
+                    loss = F.mse_loss(attend(q, new_k, new_v), attend(q, old_k, old_v))
                     auxiliary = auxiliary + loss
             h = gated(h, out, w, f"attn_layers.{n}", c)
             x = norm(h, w, f"ff_layers.{n}.fn.norm")
