@@ -194,22 +194,17 @@ class IDSIALayer:
         self.delta = self.recurrent and "Sum" not in self.name
         # What the peer takes where its options are not recorded.
         undivided = self.delta and ("Linear" in self.name or "Performer" in self.name)
-        self.divided = not config.get("skip_attn_normalization", undivided)
+        skips = config.get("skip_attn_normalization", undivided)
+        self.divided = not (self.recurrent and skips)
         self.sums_to_one = config.get("use_sum_norm", "Sum" not in self.name)
         self.n_rolls = config.get("n_roll", 2 if self.recurrent else 3)
         self.state = self.key_sum = torch.empty(0)
-        self.started = False
 
     def __call__(self, h: Tensor) -> Tensor:
         pre = self.config["pre_lnorm"]
         normed = self.norm(h) if pre else h
         q, k, v, beta = self.heads(h, normed)
-        q, k = self.map(q), self.map(k)
-        if not self.started or not self.recurrent:
-            self.state = v.new_zeros(*q.shape[:2], q.shape[3], v.shape[3])
-            self.key_sum = self.state[..., 0]
-        y = self.recur(q, k, v, beta) if self.recurrent else self.attend(q, k, v)
-        self.started = True
+        y = self.recur(self.map(q), self.map(k), v, beta)
         out = F.linear(y.transpose(1, 2).flatten(2), self.parameters["o_net.weight"])
         if not pre:
             return self.norm(h + out)
@@ -241,19 +236,25 @@ class IDSIALayer:
         return elu_plus_one(x)
 
     def recur(self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None) -> Tensor:
-        """Memory carried, no gradient through it."""
-        if self.sums_to_one:
+        """Memory carried, no gradient through it. The quadratic layers give the same sums, of scaled
+        scores, with every sequence by itself."""
+        scale, started = self.config["d_head"] ** -0.5, self.recurrent and self.state.numel() > 0
+        if not started:
+            self.state = v.new_zeros(*q.shape[:2], q.shape[3], v.shape[3])
+            self.key_sum = self.state[..., 0]
+        if not self.recurrent:
+            q, scale = q * scale, 1.0
+        elif self.sums_to_one:
             # Without an epsilon.
             q, k = sum_to_one(q, 0.0), sum_to_one(k, 0.0)
         state, key_sum = self.state.detach(), self.key_sum.detach()[..., None]
         ones = torch.ones_like(v[..., :1])
         z_q, after = sum_rule(q, k, ones, key_sum, **self.options)
-        if self.divided and "Norm" in self.name:
+        if self.divided and beta is not None and "Norm" in self.name:
             earlier = F.pad(k, (0, 0, 1, 0))[:, :, :-1]
             overlap, _ = sum_rule(k, earlier, ones, key_sum, **self.options)
-            if not self.started:
+            if not started:
                 overlap = torch.cat([torch.ones_like(overlap[:, :, :1]), overlap[:, :, 1:]], 2)
-            assert beta is not None
             beta = beta * overlap[..., 0]
             k = k / (overlap + self.config["eps"])
         if beta is not None:
@@ -261,13 +262,4 @@ class IDSIALayer:
         else:
             y, self.state = sum_rule(q, k, v, state, **self.options)
         self.key_sum = after[..., 0]
-        y = y * self.config["d_head"] ** -0.5
-        return y / (z_q + self.config["eps"]) if self.divided else y
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The quadratic layers: the same sums, of the scaled scores; every sequence by itself."""
-        q = q * self.config["d_head"] ** -0.5
-        ones = torch.cat([v, torch.ones_like(v[..., :1])], -1)
-        start = F.pad(self.state, (0, 1))
-        y, _ = sum_rule(q, k, ones, start, **self.options)
-        return y[..., :-1] / (y[..., -1:] + self.config["eps"])
+        return y * scale / (z_q + self.config["eps"]) if self.divided else y * scale

@@ -8,8 +8,8 @@ parameters. What a peer does differently is put together here from our pieces; e
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import labml_folder
-from golden import Golden, in_both_precisions, parameters
-from memspan.models import Feedback, FeedbackMemory, LanguageModel
+from golden import Golden, in_both_precisions, newest, parameters
+from memspan.models import FeedbackMemory, LanguageModel
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.options import EmbeddingConfig
 from memspan.ops.feedback import compiled as feedback_loop
@@ -26,8 +26,6 @@ from memspan.ops.feedback import compiled as feedback_loop
 pytestmark = pytest.mark.golden
 
 Theirs = dict[str, Tensor]
-Keys = tuple[list[Tensor], list[Tensor]]
-"""Keys and values of one token, for each layer ``[B, H, K]``."""
 
 
 def give(model: nn.Module, ours: Theirs) -> None:
@@ -46,53 +44,18 @@ def linear(name: str, theirs: Theirs, peer: str) -> Theirs:
     return {f"{name}.{kind}": theirs[f"{peer}.{kind}"] for kind in kinds}
 
 
-def token_by_token(
-    model: Feedback,
-    x: Tensor,
-    past: list[Keys],
-    span: int,
-    context: Callable[[int, Tensor], Tensor] = lambda n, m: m,
-) -> tuple[Tensor, list[Tensor], list[Keys]]:
-    """The reference's loop with a ``context`` before the projections and keys and values carried on.
-
-    Returns outputs ``[B, T, D]``, memory vectors, and the keys and values of the last ``span`` tokens.
-    """
-    outputs, vectors, past = [], [], list(past)
-    for x_t in x.unbind(1):
-        seen = past[-span:]
-        states = [x_t]
-        for n, layer in enumerate(model.stack()):
-            if seen:
-                keys = torch.stack([k[n] for k, _ in seen], 2)
-                values = torch.stack([v[n] for _, v in seen], 2)
-            else:
-                empty = x_t.new_zeros(len(x_t), model.config.n_heads, 1, model.config.head_width)
-                keys = values = empty
-            visible = torch.full((len(x_t), keys.shape[2]), bool(seen))
-            states.append(layer(states[-1], keys, values, visible, None))
-        vector = torch.einsum("l,lbd->bd", model.mix(), torch.stack(states))
-        past.append(keys_of(model, vector, context))
-        outputs.append(states[-1])
-        vectors.append(vector)
-    return torch.stack(outputs, 1), vectors, past[-span:]
-
-
-def keys_of(model: Feedback, vector: Tensor, context: Callable[[int, Tensor], Tensor]) -> Keys:
-    by_layer = [model.project(context(n, vector)) for n in range(len(model.layers))]
-    return [k[n] for n, (k, _) in enumerate(by_layer)], [v[n] for n, (_, v) in enumerate(by_layer)]
-
-
 def check_segments(
     g: Golden,
     theirs: Theirs,
-    read: Callable[[Tensor, Any], tuple[Theirs, Any]],
+    read: Callable[[Tensor, FeedbackMemory | None], tuple[Theirs, FeedbackMemory]],
     *vanishing: str,
 ) -> None:
     """All segments and gradients. ``read`` returns the results by their recorded names, first what
     the loss is of, and what is carried to the next, at first None."""
-    carried = None
+    memory = None
     for i in g.segments:
-        found, carried = read(g.input(f"seg{i}.tokens"), carried)
+        found, memory = read(g.input(f"seg{i}.tokens"), memory)
+        memory = memory.detach()
         for name, tensor in found.items():
             g.check(f"seg{i}.{name}", tensor)
         g.score(f"seg{i}", next(iter(found.values())) * g.input(f"seg{i}.w"))
@@ -189,23 +152,23 @@ def check_meta(g: Golden, _: Path) -> None:
         ours |= linear(f"{b}value.{n}", theirs, f"layers.{n}.attn.proj_val")
 
     give(model, ours)
-    backbone = model.backbone
+    backbone, norms = model.backbone, [layer.attention_norm for layer in model.backbone.layers]
+    project = backbone.project
 
-    def context(n: int, m: Tensor) -> Tensor:
-        return backbone.layers[n].attention_norm(m)
+    def project_normalised(m: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        keys, values = zip(*(project(norm(m)) for norm in norms), strict=True)
+        return tuple([of_all[n] for n, of_all in enumerate(kind)] for kind in (keys, values))
 
-    def read(tokens: Tensor, cache: Tensor | None) -> tuple[Theirs, Tensor]:
-        memory = model.initial_memory(len(tokens), start="zeros")
-        cache = memory.vectors if cache is None else cache
-        if c["pre_norm"]:
-            past = [keys_of(backbone, m, context) for m in cache.unbind(1)]
-            h, vectors, _ = token_by_token(backbone, model.embedding(tokens), past, span, context)
-            logits = model.head(backbone.final_norm(h))
-            cache = torch.stack([*cache.unbind(1), *(context(0, m) for m in vectors)][-span:], 1)
-        else:
-            out = model(tokens, FeedbackMemory(memory.tokens_seen, cache, memory.length))
-            logits, cache = out.logits, out.memory.vectors
-        return {"logprobs": logits.log_softmax(-1), "cache0": cache.transpose(0, 1)}, cache.detach()
+    if c["pre_norm"]:
+        backbone.project = project_normalised
+
+    def read(tokens: Tensor, memory: FeedbackMemory | None) -> tuple[Theirs, FeedbackMemory]:
+        memory = memory or model.initial_memory(len(tokens), start="zeros")
+        out = model(tokens, memory, implementation="reference" if c["pre_norm"] else None)
+        old, new = out.memory.vectors.tensor_split([max(0, span - tokens.shape[1])], 1)
+        vectors = torch.cat([old, norms[0](new) if c["pre_norm"] else new], 1)
+        found = {"logprobs": out.logits.log_softmax(-1), "cache0": vectors.transpose(0, 1)}
+        return found, replace(out.memory, vectors=vectors)
 
     check_segments(g, theirs, read)
     g.check("buf.single_memory_attn_buf", backbone.mix()[None])
@@ -282,14 +245,19 @@ def check_lucidrains(g: Golden, _: Path) -> None:
         ours[f"{here}.position_scores"] = key.new_zeros(c["mem_len"], c["heads"])
 
     give(model, ours)
+    project = backbone.project
 
-    def read(tokens: Tensor, past: list[Keys] | None) -> tuple[Theirs, list[Keys]]:
-        h, _, past = token_by_token(backbone, model.embedding(tokens), past or [], c["mem_len"])
-        found = {"logits": model.head(backbone.final_norm(h))}
-        for kind, name in enumerate(("mem_keys", "mem_values")):
-            found[name] = torch.stack([entry[kind][0].flatten(1) for entry in past], 1)
-        detached = [tuple([t.detach() for t in kind] for kind in entry) for entry in past]
-        return found, detached
+    def project_new(m: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        with torch.set_grad_enabled(m.requires_grad):
+            return project(m)
+
+    backbone.project = project_new
+
+    def read(tokens: Tensor, memory: FeedbackMemory | None) -> tuple[Theirs, FeedbackMemory]:
+        out = model(tokens, memory, implementation="reference")
+        keys, values = project(newest(out.memory.vectors, out.memory.length))
+        found = {"logits": out.logits, "mem_keys": keys[0], "mem_values": values[0]}
+        return {name: tensor.flatten(2) for name, tensor in found.items()}, out.memory
 
     check_segments(g, theirs, read, "pos_emb.relative_attention_bias.weight")
 
