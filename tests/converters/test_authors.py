@@ -44,13 +44,14 @@ def theirs(monkeypatch: pytest.MonkeyPatch) -> Make:
     return make
 
 
-def model_object(g: Golden, theirs: Make) -> nn.Module:
+def model_object(path: Path, theirs: Make) -> nn.Module:
     """A ``MemTransformerLM`` with the recorded options and tensors; those that are tied are one."""
-    c, firsts = g.config, {}
-    for group in g.json["tied_parameters"]:
-        firsts |= dict.fromkeys(group, group[0])
-    made = {firsts.get(name, name): nn.Parameter(tensor) for name, tensor in g.named("param.")}
-    whole = {name: made[firsts.get(name, name)] for name, _ in g.named("param.")}
+    g = Golden(path, torch.float32)
+    c, made = g.config, {}
+    whole: dict[str, nn.Parameter] = {
+        name: made.setdefault(id(leaf), nn.Parameter(leaf.detach()))
+        for name, leaf in g.leaves().items()
+    }
     whole["pos_emb.inv_freq"] = nn.Parameter(g["f32.buf.pos_emb.inv_freq"])
     kinds = {
         "word_emb": "mem_transformer.AdaptiveEmbedding",
@@ -58,9 +59,9 @@ def model_object(g: Golden, theirs: Make) -> nn.Module:
     }
     model = theirs("mem_transformer.MemTransformerLM", nn.Module)
     for name, parameter in whole.items():
-        *path, last = name.split(".")
+        *parts, last = name.split(".")
         module = model
-        for part in path:
+        for part in parts:
             if part not in module._modules:
                 kind = kinds.get(part)
                 module.add_module(part, theirs(kind, nn.Module) if kind else nn.ModuleList())
@@ -76,12 +77,6 @@ def model_object(g: Golden, theirs: Make) -> nn.Module:
     return model
 
 
-def corpus(theirs: Make, n_words: int) -> Any:
-    """Their ``cache.pt``."""
-    vocab = theirs("utils.vocabulary.Vocab", **vocabulary(n_words))
-    return theirs("data_utils.Corpus", dataset="wt103", vocab=vocab, train=torch.arange(9))
-
-
 @pytest.mark.golden
 @pytest.mark.parametrize("form", ["object", "old object", "state dict", "wrapped"])
 @pytest.mark.parametrize("path", parameters("kimi_xl"))
@@ -91,10 +86,11 @@ def test_recorded_outputs(
     g, source = Golden(path), tmp_path / "source"
     source.mkdir()
     zipped = form != "old object"
-    vocabulary = corpus(theirs, g.config["n_token"])
-    torch.save(vocabulary, source / "cache.pt", _use_new_zipfile_serialization=zipped)
+    vocab = theirs("utils.vocabulary.Vocab", **vocabulary(g.config["n_token"]))
+    corpus = theirs("data_utils.Corpus", dataset="wt103", vocab=vocab, train=torch.arange(9))
+    torch.save(corpus, source / "cache.pt", _use_new_zipfile_serialization=zipped)
     if "object" in form:
-        model = model_object(g, theirs)
+        model = model_object(path, theirs)
         with warnings.catch_warnings():
             # Their classes have no source here.
             warnings.simplefilter("ignore")
@@ -158,7 +154,7 @@ def test_mistakes(path: Path, tmp_path: Path, theirs: Make) -> None:
     refused(state, "put args.json beside it")
     refused({"model_state": {}, "args": argparse.Namespace()}, "has no r_w_bias of 2 dimensions")
     refused(theirs("elsewhere.Model", nn.Module), "holds elsewhere.Model, .* could run a program")
-    model = model_object(g, theirs)
+    model = model_object(path, theirs)
     # A module inside itself, which has no end.
     model.add_module("again", model)
     torch.save(model, file)

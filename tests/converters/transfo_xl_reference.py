@@ -1,6 +1,6 @@
 """transformers' Transformer-XL written once more, from its tensors and options by their names.
 
-One row, token by token, with no code of ours: the equations of Dai et al. 2019 as they stand.
+One row, with no code of ours: the equations of Dai et al. 2019 as they stand.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from transfo_xl_folder import Tensors
 def log_probabilities(c: dict[str, Any], tensors: Tensors, tokens: list[int], cut: int) -> Tensor:
     """``float64 [T, V]`` after each of ``tokens``, read in segments of ``cut`` from zeros."""
     t = {name: tensor.double() for name, tensor in tensors.items()}
-    memory = [[torch.zeros(c["d_model"]).double()] * c["mem_len"] for _ in range(c["n_layer"])]
+    memory = [torch.zeros(c["mem_len"], c["d_model"]).double()] * c["n_layer"]
     rows = []
     for begin in range(0, len(tokens), cut):
-        h = [embed(c, t, token) for token in tokens[begin : begin + cut]]
-        for n in range(c["n_layer"]):
-            before = memory[n]
-            memory[n] = (before + h)[len(h) :]
+        h = torch.stack([embed(c, t, token) for token in tokens[begin : begin + cut]])
+        for n, before in enumerate(memory):
+            memory[n] = torch.cat([before, h])[len(h) :]
             h = layer(c, t, f"transformer.layers.{n}", before, h)
         rows += [head(c, t, x) for x in h]
     return torch.stack(rows)
@@ -41,27 +40,23 @@ def embed(c: dict[str, Any], t: Tensors, token: int) -> Tensor:
 
 def norm(c: dict[str, Any], t: Tensors, name: str, x: Tensor) -> Tensor:
     weight, bias = t[f"{name}.layer_norm.weight"], t[f"{name}.layer_norm.bias"]
-    return F.layer_norm(x, x.shape, weight, bias, c["layer_norm_epsilon"])
+    return F.layer_norm(x, weight.shape, weight, bias, c["layer_norm_epsilon"])
 
 
-def layer(
-    c: dict[str, Any], t: Tensors, name: str, before: list[Tensor], h: list[Tensor]
-) -> list[Tensor]:
-    pre, out, attention, forward = c["pre_lnorm"], [], f"{name}.dec_attn", f"{name}.pos_ff"
+def layer(c: dict[str, Any], t: Tensors, name: str, before: Tensor, h: Tensor) -> Tensor:
+    pre, attention, forward = c["pre_lnorm"], f"{name}.dec_attn", f"{name}.pos_ff"
     first, second = f"{forward}.CoreNet.0", f"{forward}.CoreNet.3"
-    for i, x in enumerate(h):
-        slots = before + h[: i + 1]
-        if c["same_length"]:
-            slots = slots[-c["mem_len"] :]
-        if pre:
-            slots = [norm(c, t, attention, slot) for slot in slots]
-        y = x + attend(c, t, attention, torch.stack(slots))
-        y = y if pre else norm(c, t, attention, y)
-        inner = norm(c, t, forward, y) if pre else y
-        inner = F.linear(inner, t[f"{first}.weight"], t[f"{first}.bias"]).relu()
-        y = y + F.linear(inner, t[f"{second}.weight"], t[f"{second}.bias"])
-        out.append(y if pre else norm(c, t, forward, y))
-    return out
+    slots, attended = torch.cat([before, h]), []
+    slots = norm(c, t, attention, slots) if pre else slots
+    for end in range(len(before) + 1, len(slots) + 1):
+        begin = max(0, end - c["mem_len"]) if c["same_length"] else 0
+        attended.append(attend(c, t, attention, slots[begin:end]))
+    y = h + torch.stack(attended)
+    y = y if pre else norm(c, t, attention, y)
+    inner = norm(c, t, forward, y) if pre else y
+    inner = F.linear(inner, t[f"{first}.weight"], t[f"{first}.bias"]).relu()
+    y = y + F.linear(inner, t[f"{second}.weight"], t[f"{second}.bias"])
+    return y if pre else norm(c, t, forward, y)
 
 
 def attend(c: dict[str, Any], t: Tensors, name: str, slots: Tensor) -> Tensor:
