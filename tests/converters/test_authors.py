@@ -48,17 +48,13 @@ def model_object(path: Path, theirs: Make) -> nn.Module:
     """A ``MemTransformerLM`` with the recorded options and tensors; those that are tied are one."""
     g = Golden(path, torch.float32)
     c, made = g.config, {}
-    whole: dict[str, nn.Parameter] = {
-        name: made.setdefault(id(leaf), nn.Parameter(leaf.detach()))
-        for name, leaf in g.leaves().items()
-    }
-    whole["pos_emb.inv_freq"] = nn.Parameter(g["f32.buf.pos_emb.inv_freq"])
+    leaves = g.leaves() | {"pos_emb.inv_freq": g["f32.buf.pos_emb.inv_freq"]}
     kinds = {
         "word_emb": "mem_transformer.AdaptiveEmbedding",
         "crit": "proj_adaptive_softmax.ProjectedAdaptiveLogSoftmax",
     }
     model = theirs("mem_transformer.MemTransformerLM", nn.Module)
-    for name, parameter in whole.items():
+    for name, leaf in leaves.items():
         *parts, last = name.split(".")
         module = model
         for part in parts:
@@ -66,6 +62,7 @@ def model_object(path: Path, theirs: Make) -> nn.Module:
                 kind = kinds.get(part)
                 module.add_module(part, theirs(kind, nn.Module) if kind else nn.ModuleList())
             module = module._modules[part]
+        parameter = made.setdefault(id(leaf), nn.Parameter(leaf.detach()))
         module.register_parameter(last, parameter)
     kept = ("n_token", "d_embed", "d_model", "n_head", "d_head", "n_layer", "tgt_len", "mem_len")
     for name in (*kept, "ext_len", "attn_type", "same_length", "clamp_len"):
