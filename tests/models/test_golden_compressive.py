@@ -27,22 +27,17 @@ pytestmark = pytest.mark.golden
 
 def check_labml(g: Golden, folder: Path) -> None:
     model, rows = labml_folder.model_of(g, folder)
-    inputs: dict[str, Tensor] = {}
-    sources: dict[int, Tensor] = {}
-    for n, layer in enumerate(model.backbone.layers):
-        layer.register_forward_pre_hook(
-            lambda _, args, n=n: inputs.update({f"layer_input{n}": args[0]})
-        )
-        layer.compression.register_forward_pre_hook(
-            lambda _, args, n=n: sources.update({n: args[0]})
-        )
+    layers, inputs, old = model.backbone.layers, dict[int, Tensor](), dict[int, Tensor]()
+    for n, layer in enumerate(layers):
+        layer.register_forward_pre_hook(lambda _, args, n=n: inputs.update({n: args[0]}))
+        layer.compression.register_forward_pre_hook(lambda _, args, n=n: old.update({n: args[0]}))
     memory = model.initial_memory(g.config["batch"])
     auxiliary = torch.zeros((), dtype=g.dtype)
     for i in g.segments:
         at = f"seg{i}"
         tokens = g.input(f"{at}.tokens").t()
         out = model(tokens, memory)
-        found = inputs | {"logits": out.logits}
+        found = {f"layer_input{n}": x for n, x in inputs.items()} | {"logits": out.logits}
         g.score(at, out.logits.transpose(0, 1) * g.input(f"{at}.w"))
         by_layer = out.statistics["auxiliary_loss"]
         auxiliary = auxiliary + out.auxiliary_loss
@@ -53,11 +48,11 @@ def check_labml(g: Golden, folder: Path) -> None:
         memory = out.memory.detach()
         assert_same(reader.read(tokens), out.logits, OUTPUT[g.dtype], "reader")
         assert_same(reader.memory.compressed, memory.compressed, OUTPUT[g.dtype], "its memory")
-        for n, source in sources.items():
+        for n in range(len(layers)):
             found[f"mem{n}"] = newest(memory.hidden[:, n], memory.length)
             found[f"cmem{n}"] = newest(memory.compressed[:, n], memory.compressed_length)
             if (key := f"f64.{at}.mem_to_compress{n}") in g:
-                found[f"mem_to_compress{n}"] = source[:, source.shape[1] - len(g[key]) :]
+                found[f"mem_to_compress{n}"] = old[n][:, old[n].shape[1] - len(g[key]) :]
             g.check(f"{at}.ar_loss_layer{n}", by_layer[n])
         for name, tensor in found.items():
             g.check(f"{at}.{name}", tensor.transpose(0, 1))

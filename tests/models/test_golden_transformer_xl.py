@@ -62,10 +62,11 @@ def check_model(g: Golden, folder: Path) -> None:
     """Each peer recorded a part of what is compared here; transformers' tensors are batch first."""
     hf = g.set == "hf_transfo_xl"
     model, rows = labml_folder.model_of(g, folder) if g.set == "labml_xl" else peer_model(g)
-    states: dict[int, Tensor] = {}
+    # Inputs of the layers, and the output.
+    states, n_layers = dict[int, Tensor](), len(model.backbone.layers)
     for n, layer in enumerate(model.backbone.layers):
         layer.register_forward_pre_hook(lambda _, args, n=n: states.update({n: args[0]}))
-    model.backbone.register_forward_hook(lambda _, args, out: states.update({-1: out.hidden}))
+    model.backbone.register_forward_hook(lambda _, args, out: states.update({n_layers: out.hidden}))
 
     def turned(x: Tensor) -> Tensor:
         return x if hf else x.transpose(0, 1)
@@ -74,18 +75,13 @@ def check_model(g: Golden, folder: Path) -> None:
     outputs = memory.hidden[:, 0, :0]
     for i in g.segments:
         at = f"seg{i}"
-        inputs = {
-            name.removeprefix(f"in.{at}."): turned(g.input(name.removeprefix("in.")))
-            for name in g.tensors
-            if name.startswith(f"in.{at}.")
-        }
+        inputs = {name: turned(g.input(f"{at}.{name}")) for name, _ in g.named(f"in.{at}.")}
         tokens = inputs["input_ids" if hf else "tokens"]
         out = model(tokens, memory)
         scored = model(tokens, memory, targets=inputs.get("targets", tokens.roll(-1, 1)))
         assert scored.logits is None
         found = {f"{name}{n}": x for n, x in states.items() for name in ("hidden", "layer_input")}
-        hidden, n_layers = states[-1], len(model.backbone.layers)
-        found |= {"hidden": hidden, f"hidden{n_layers}": hidden, f"layer_input{n_layers}": hidden}
+        found["hidden"] = hidden = states[n_layers]
 
         reader = model.reader(memory)
         assert_same(reader.read(tokens), out.logits, OUTPUT[g.dtype], "reader")
