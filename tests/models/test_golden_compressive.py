@@ -27,7 +27,9 @@ pytestmark = pytest.mark.golden
 
 def check_labml(g: Golden, folder: Path) -> None:
     model, rows = labml_folder.model_of(g, folder)
-    layers, inputs, old = model.backbone.layers, dict[int, Tensor](), dict[int, Tensor]()
+    layers = model.backbone.layers
+    inputs: dict[int, Tensor] = {}
+    old: dict[int, Tensor] = {}
     for n, layer in enumerate(layers):
         layer.register_forward_pre_hook(lambda _, args, n=n: inputs.update({n: args[0]}))
         layer.compression.register_forward_pre_hook(lambda _, args, n=n: old.update({n: args[0]}))

@@ -62,8 +62,8 @@ def check_model(g: Golden, folder: Path) -> None:
     """Each peer recorded a part of what is compared here; transformers' tensors are batch first."""
     hf = g.set == "hf_transfo_xl"
     model, rows = labml_folder.model_of(g, folder) if g.set == "labml_xl" else peer_model(g)
-    # Inputs of the layers, and the output.
-    states, n_layers = dict[int, Tensor](), len(model.backbone.layers)
+    n_layers = len(model.backbone.layers)
+    states: dict[int, Tensor] = {}
     for n, layer in enumerate(model.backbone.layers):
         layer.register_forward_pre_hook(lambda _, args, n=n: states.update({n: args[0]}))
     model.backbone.register_forward_hook(lambda _, args, out: states.update({n_layers: out.hidden}))
