@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from recorded import check_run
 from safetensors.torch import save_file
 from transfo_xl_reference import log_probabilities
 
@@ -18,6 +17,7 @@ import memspan
 from golden import Golden, assert_same, folder, parameters
 from memspan.errors import MemspanError
 from readings import read
+from recorded_models import model_of
 from transfo_xl_folder import OPTIONS, random_tensors, write
 
 CASES: dict[str, dict[str, Any]] = {
@@ -34,20 +34,20 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.golden
 @pytest.mark.parametrize("path", parameters("hf_transfo_xl"))
-def test_recorded_outputs(path: Path, tmp_path: Path) -> None:
-    """Of its genuine folder where there is one, or else of one made of the recorded tensors."""
-    g = Golden(path)
-    genuine = path.parent / f"pretrained_{path.stem}"
+def test_recorded_models(path: Path, tmp_path: Path) -> None:
+    """Those whose outputs are compared in ``test_golden_transformer_xl.py``: from a folder made of
+    the recorded tensors, and from the genuine one where that was kept."""
+    expected, _ = model_of(Golden(path, torch.float32), tmp_path / "made")
+    sources, genuine = [tmp_path / "made"], path.parent / f"pretrained_{path.stem}"
     if genuine.is_dir():
-        sources = [shutil.copytree(genuine, tmp_path / name) for name in ("bin", "safe")]
-        (sources[0] / "model.safetensors").unlink()
-        (sources[1] / "pytorch_model.bin").unlink()
-    else:
-        sources = [write(tmp_path / "made", g.config, dict(g.named("param.")))]
-    for number, found in enumerate(sources):
-        run = memspan.load(memspan.convert(found, tmp_path / f"run{number}"))
-        check_run(run, g)
-        assert run.config.model.memory_length == g.config["mem_len"]
+        sources += [shutil.copytree(genuine, tmp_path / name) for name in ("bin", "safe")]
+        (sources[1] / "model.safetensors").unlink()
+        (sources[2] / "pytorch_model.bin").unlink()
+    for source in sources:
+        run = memspan.load(memspan.convert(source, f"{source}-run"))
+        options = expected.backbone.config
+        assert replace(run.config.model, dropout=options.dropout) == options
+        assert run.model.fingerprint() == expected.fingerprint()
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import labml_folder
 from golden import OUTPUT, Golden, assert_same, gradient, in_both_precisions, newest, parameters
 from memspan.models.compressive import compression as ops
 from memspan.ops.relative import Positions, relative_attention
+from recorded_models import model_of
 
 pytestmark = pytest.mark.golden
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.golden
 
 
 def check_labml(g: Golden, folder: Path) -> None:
-    model, rows = labml_folder.model_of(g, folder)
+    model, rows = model_of(g, folder)
     layers = model.backbone.layers
     inputs: dict[int, Tensor] = {}
     old: dict[int, Tensor] = {}
@@ -232,4 +232,4 @@ CHECKS = {
 @pytest.mark.parametrize("path", parameters(*CHECKS, of="CompressiveTransformer"))
 def test_golden(path: Path, tmp_path: Path) -> None:
     for g in in_both_precisions(path):
-        CHECKS[g.set](g, tmp_path)
+        CHECKS[g.set](g, tmp_path / str(g.dtype))

@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import labml_folder
 from golden import Golden, in_both_precisions, parameters
 from memspan.models import FastWeights
 from memspan.ops.fast_weights import compiled as delta_rule_loop
 from memspan.ops.fast_weights.feature_maps import dpfp, elu_plus_one, favor, sum_to_one
 from memspan.ops.fast_weights.rules import delta_rule, sum_rule
+from recorded_models import model_of
 
 pytestmark = pytest.mark.golden
 
@@ -39,7 +39,7 @@ def batch_first(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("path", parameters("labml_fast_weights"))
 def test_labml(path: Path, tmp_path: Path) -> None:
     for g in in_both_precisions(path):
-        model, rows = labml_folder.model_of(g, tmp_path)
+        model, rows = model_of(g, tmp_path / str(g.dtype))
         x = g.input("x").requires_grad_()
         out = model.backbone(batch_first(x)).hidden.transpose(0, 1)
         g.check("out", out)

@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import labml_folder
 from golden import Golden, in_both_precisions, newest, parameters
 from memspan.models import FeedbackMemory, LanguageModel
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.options import EmbeddingConfig
 from memspan.ops.feedback import compiled as feedback_loop
+from recorded_models import model_of
 
 pytestmark = pytest.mark.golden
 
@@ -68,7 +68,7 @@ def check_segments(
 
 def check_labml(g: Golden, folder: Path) -> None:
     """labml has no memory between calls."""
-    model, rows = labml_folder.model_of(g, folder)
+    model, rows = model_of(g, folder)
     backbone = model.backbone
     by_layer: dict[int, list[Tensor]] = {n: [] for n in range(len(backbone.layers))}
     hooks = [
@@ -273,4 +273,4 @@ CHECKS = {
 @pytest.mark.parametrize("path", parameters(*CHECKS, of="FeedbackTransformer"))
 def test_golden(path: Path, tmp_path: Path) -> None:
     for g in in_both_precisions(path):
-        CHECKS[g.set](g, tmp_path)
+        CHECKS[g.set](g, tmp_path / str(g.dtype))

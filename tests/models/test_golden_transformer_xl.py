@@ -13,13 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import labml_folder
 from golden import OUTPUT, Golden, assert_same, in_both_precisions, newest, parameters
-from memspan.converters import transfo_xl
-from memspan.converters.names import Names, fill
-from memspan.models import LanguageModel
 from memspan.nn import sinusoids
 from memspan.ops.relative import Positions, attention_weights, relative_attention
+from recorded_models import model_of
 
 pytestmark = pytest.mark.golden
 
@@ -27,41 +24,21 @@ pytestmark = pytest.mark.golden
 # ----- Whole models: the authors', transformers' and labml's
 
 
-def peer_model(g: Golden) -> tuple[LanguageModel, Names]:
-    """The model of the authors' or of transformers' options, and its parameters by their names."""
-    hf, values = g.set == "hf_transfo_xl", dict(g.config)
-    if hf:
-        values = transfo_xl.with_defaults(values | {"dropout": 0.0}, Path("config"))
-    elif values["tie_projs"] == "all_but_first":
-        values["tie_projs"] = [False] + [True] * len(values["cutoffs"])
-    config = transfo_xl.run_config(values, "config", "zeros" if hf else "empty")
-    size = values["vocab_size" if hf else "n_token"]
-    model = LanguageModel(size, config.model, config.embedding)
-    for i in range(len(model.head.projections)):
-        if values["tie_projs"][i : i + 1] == [True]:
-            # Patterns that no option names are tied by hand.
-            source = model.embedding.projections[i if values["div_val"] > 1 else 0]
-            model.head.projections[i] = source
-    prefix = "transformer." if hf else ""
-    rows = transfo_xl.names(model, prefix, "in order" if hf else "reversed")
-    fill(model, rows, dict(g.named("param.")), "the recording")
-    check_frequencies(g, f"{prefix}pos_emb.inv_freq")
-    return model.to(g.dtype).eval(), rows
-
-
-def check_frequencies(g: Golden, key: str) -> None:
+def check_frequencies(g: Golden) -> None:
     """The peers compute their frequencies in the stored precision, we in float64."""
     ours = sinusoids(torch.ones(1), g.config["d_model"], torch.float64)[0]
     ours = ours[: g.config["d_model"] // 2].asin()
     # arcsin is steep at the first frequency, 1.
-    assert_same(ours, g[f"f64.buf.{key}"], 1e-12, "float64 frequencies")
-    assert_same(ours, g[f"f32.buf.{key}"], 1e-6, "float32 frequencies")
+    for precision, tolerance in {"f64": 1e-12, "f32": 1e-6}.items():
+        for name, theirs in g.named(f"{precision}.buf."):
+            assert_same(ours, theirs, tolerance, f"{precision} {name}")
 
 
 def check_model(g: Golden, folder: Path) -> None:
     """Each peer recorded a part of what is compared here; transformers' tensors are batch first."""
     hf = g.set == "hf_transfo_xl"
-    model, rows = labml_folder.model_of(g, folder) if g.set == "labml_xl" else peer_model(g)
+    model, rows = model_of(g, folder)
+    check_frequencies(g)
     n_layers = len(model.backbone.layers)
     states: dict[int, Tensor] = {}
     for n, layer in enumerate(model.backbone.layers):
@@ -71,7 +48,7 @@ def check_model(g: Golden, folder: Path) -> None:
     def turned(x: Tensor) -> Tensor:
         return x if hf else x.transpose(0, 1)
 
-    memory = model.initial_memory(g.config["batch"], start="zeros" if hf else "empty")
+    memory = model.initial_memory(g.config["batch"])
     outputs = memory.hidden[:, 0, :0]
     for i in g.segments:
         at = f"seg{i}"
@@ -180,4 +157,4 @@ CHECKS = {
 @pytest.mark.parametrize("path", parameters(*CHECKS))
 def test_golden(path: Path, tmp_path: Path) -> None:
     for g in in_both_precisions(path):
-        CHECKS[g.set](g, tmp_path)
+        CHECKS[g.set](g, tmp_path / str(g.dtype))

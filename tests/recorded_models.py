@@ -1,4 +1,4 @@
-"""Runs of labml_nn, made of recorded tensors."""
+"""Peers' checkpoints made of recorded tensors, and our models of them, as our converters read them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import transfo_xl_folder
 from golden import Golden
-from memspan.converters import labml
+from memspan.converters import authors, labml, transfo_xl
 from memspan.converters.names import Names, fill
 from memspan.models import LanguageModel
 
@@ -29,7 +30,7 @@ CONFIG = """\
 """An entry of ``configs.yaml``, as PyYAML writes it."""
 
 
-def tensors_of(g: Golden) -> dict[str, Tensor]:
+def labml_tensors(g: Golden) -> dict[str, Tensor]:
     """The tensors of their ``AutoregressiveModel``; some sets recorded its transformer only."""
     tensors = dict(g.named("param."))
     if "src_embed.weight" in tensors:
@@ -40,12 +41,12 @@ def tensors_of(g: Golden) -> dict[str, Tensor]:
     return made | {"generator.bias": torch.zeros(7)}
 
 
-def write(folder: Path, g: Golden, step: int = 300) -> Path:
+def labml_run(folder: Path, g: Golden) -> Path:
     """A run's folder, with a tensor in each file."""
-    at = folder / "checkpoints" / str(step)
+    at = folder / "checkpoints" / "300"
     at.mkdir(parents=True)
     files = {}
-    for name, tensor in tensors_of(g).items():
+    for name, tensor in labml_tensors(g).items():
         files[name] = f"model_{name}.npy"
         np.save(at / files[name], tensor.cpu().numpy())
     (at / "info.json").write_text(json.dumps({"model": files, "accuracy": {}}))
@@ -57,11 +58,28 @@ def write(folder: Path, g: Golden, step: int = 300) -> Path:
 
 
 def model_of(g: Golden, folder: Path) -> tuple[LanguageModel, Names]:
-    """Our model of the run that is written to ``folder``, and its parameters by recorded names."""
-    found = labml.read(write(folder / str(g.dtype), g))
+    """Our model of a configuration, and its parameters by the recorded names.
+
+    ``folder``: a new one for the checkpoint.
+    """
+    tensors = {name: tensor.cpu() for name, tensor in g.named("param.")}
+    if g.set == "kimi_xl":
+        folder.mkdir()
+        torch.save({"model_state": tensors, "model_config": g.config}, folder / "model.pt")
+        found = authors.read(folder)
+    elif g.set == "hf_transfo_xl":
+        found = transfo_xl.read(transfo_xl_folder.write(folder, g.config, tensors))
+    else:
+        found = labml.read(labml_run(folder, g))
     config = found.config
     model = LanguageModel(found.tokenizer.vocab_size, config.model, config.embedding)
+    for i in range(len(model.head.projections)):
+        # Patterns that no option names are tied by hand.
+        for name in g.tied_to(f"crit.out_projs.{i}"):
+            if "word_emb.emb_projs." in name:
+                model.head.projections[i] = model.embedding.projections[int(name.split(".")[-1])]
     rows, like = found.names(model), next(model.parameters())
-    fill(model, rows, {n: t.to(like.device) for n, t in found.tensors.items()}, "the run")
-    prefix = "" if "param.src_embed.weight" in g else "transformer."
+    fill(model, rows, {n: t.to(like.device) for n, t in found.tensors.items()}, "the recording")
+    bare = "labml" in g.set and "param.src_embed.weight" not in g
+    prefix = "transformer." if bare else ""
     return model.to(g.dtype).eval(), {n.removeprefix(prefix): row for n, row in rows.items()}
