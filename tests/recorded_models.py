@@ -73,10 +73,14 @@ def model_of(g: Golden, folder: Path) -> tuple[LanguageModel, Names]:
         found = labml.read(labml_run(folder, g))
     config = found.config
     model = LanguageModel(found.tokenizer.vocab_size, config.model, config.embedding)
-    for i in range(len(model.head.projections)):
+    sources = [
+        next((n for n in g.tied_to(f"crit.out_projs.{i}") if "word_emb.emb_projs." in n), "")
+        for i in range(len(model.head.projections))
+    ]
+    if any(sources) and not all(sources[1:]):
         # Patterns that no option names are tied by hand.
-        for name in g.tied_to(f"crit.out_projs.{i}"):
-            if "word_emb.emb_projs." in name:
+        for i, name in enumerate(sources):
+            if name:
                 model.head.projections[i] = model.embedding.projections[int(name.split(".")[-1])]
     rows, like = found.names(model), next(model.parameters())
     fill(model, rows, {n: t.to(like.device) for n, t in found.tensors.items()}, "the recording")
