@@ -49,7 +49,7 @@ def fuzz_one(kind: str, seconds: int) -> None:
     root = Path(tempfile.mkdtemp(prefix="memspan-fuzz-", dir=MEMORY_DISK))
     os.environ["MEMSPAN_CACHE"] = str(root / "cache")
     os.chdir(root)
-    reader = hostile.make_readers(root)[kind]
+    reader = hostile.make_readers()[kind]
     seeds = root / "seeds"
     seeds.mkdir()
     for n, content in enumerate((reader.valid, *reader.others, *reader.refused)):

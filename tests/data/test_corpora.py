@@ -22,10 +22,6 @@ from memspan.errors import MemspanError
 pytestmark = pytest.mark.usefixtures("own_folders")
 
 
-def _whole(name: Path) -> bytes:
-    return b"".join(t.read() for split in load_corpus(str(name)).splits.values() for t in split)
-
-
 @given(
     st.lists(st.binary(max_size=60), min_size=1, max_size=12)
     | st.lists(st.text(max_size=40).map(str.encode), min_size=1, max_size=30)
@@ -41,15 +37,6 @@ def test_position_splits_lose_no_byte_and_cut_no_character(documents: list[bytes
     if all(document.decode(errors="replace").encode() == document for document in documents):
         for piece in pieces:
             piece.decode()
-
-
-def test_a_folder_with_one_picture_has_no_text(tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_bytes(b"\x89PNG\0\0")
-    for name in (tmp_path, tmp_path / "*.png"):
-        with pytest.raises(MemspanError, match="holds no text"):
-            load_corpus(str(name))
-    # A file that is named is taken as it is: its bytes can be modelled.
-    assert _whole(tmp_path / "a.png") == b"\x89PNG\0\0"
 
 
 @pytest.mark.parametrize("name", ["x" * 5000, "~no-such-user/text", "a\0b", "", "enwik", "../no"])
@@ -91,60 +78,50 @@ def test_every_named_corpus_has_a_row(tmp_path: Path) -> None:
     assert list(rows) == list(CORPORA)
     assert rows["python-stdlib"]["state"] == "no download needed"
     assert rows["tiny-shakespeare"]["splits"] == ("train", "validation")
-    assert str(tmp_path / "cache") in rows["enwik8"]["state"]
-    assert f"downloaded on first use, or put {named.ENWIK8.url}" in rows["enwik8"]["state"]
-    named.ENWIK8.path.parent.mkdir(parents=True)
-    named.ENWIK8.path.write_bytes(b"")
-    (row,) = (row for row in list_corpora() if row["name"] == "enwik8")
-    assert row["state"].startswith("downloaded: ")
-
-
-def _downloaded(monkeypatch: pytest.MonkeyPatch, name: str, content: bytes) -> None:
-    """As if the file of a named corpus were there, and this one."""
-    source = replace(getattr(named, name), sha256=hashlib.sha256(content).hexdigest())
-    source.path.parent.mkdir(parents=True, exist_ok=True)
-    source.path.write_bytes(content)
-    monkeypatch.setattr(named, name, source)
+    path, url = tmp_path / "cache/downloads/enwik8.zip", named.ENWIK8.url
+    assert rows["enwik8"]["state"] == f"downloaded on first use, or put {url} at {path}"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"")
+    assert {row["name"]: row["state"] for row in list_corpora()}["enwik8"] == f"downloaded: {path}"
 
 
 @pytest.mark.parametrize("name", ["tiny-shakespeare", "wikitext-103"])
 def test_a_named_corpus_has_its_official_splits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if their files were downloaded."""
     parts, zipped = (b"ab" * 90, b"cd" * 10, b"e"), io.BytesIO()
     with zipfile.ZipFile(zipped, "w") as archive:
         for part, content in zip(("train", "valid", "test"), parts, strict=True):
             archive.writestr(f"wikitext-103/wiki.{part}.tokens", content)
-    _downloaded(monkeypatch, "WIKITEXT_103", zipped.getvalue())
-    _downloaded(monkeypatch, "SHAKESPEARE", parts[0] + parts[1])
+    files = {"WIKITEXT_103": zipped.getvalue(), "SHAKESPEARE": parts[0] + parts[1]}
+    for constant, content in files.items():
+        source = replace(getattr(named, constant), sha256=hashlib.sha256(content).hexdigest())
+        source.path.parent.mkdir(parents=True, exist_ok=True)
+        source.path.write_bytes(content)
+        monkeypatch.setattr(named, constant, source)
     splits = load_corpus(name).splits
     assert tuple(splits) == CORPORA[name].splits
     assert [text.read() for texts in splits.values() for text in texts] == [*parts][: len(splits)]
 
 
-def test_enwik8_is_cut_at_its_official_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = bytes(90_000_000) + b"\1" * 5_000_000 + b"\2" * 5_000_000
-    monkeypatch.setattr(named, "_member", lambda source, name: text)
-    splits = named._hundred_million(named.ENWIK8)
-    assert [len(t) for (t,) in splits.values()] == [90_000_000, 5_000_000, 5_000_000]
-    assert [(t.read()[0], t.read()[-1]) for (t,) in splits.values()] == [(0, 0), (1, 1), (2, 2)]
+@pytest.mark.parametrize("name", ["enwik8", "text8"])
+def test_a_hundred_million_bytes_are_cut_at_their_official_places(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(named, "_member", lambda source, file: {name: bytes(100_000_000)}[file])
+    edges = [(text.start, text.stop) for (text,) in CORPORA[name].read().values()]
+    assert edges == [(0, 90_000_000), (90_000_000, 95_000_000), (95_000_000, 100_000_000)]
 
 
-def test_what_a_folder_leaves_out_is_told(tmp_path: Path) -> None:
-    """Hidden files are not its text, but it may be in a hidden folder."""
-    folder = tmp_path / ".mine"
-    (folder / ".git").mkdir(parents=True)
-    (folder / ".git" / "ab").write_text("an object")
-    (folder / ".hidden").write_text("a setting")
-    (folder / "chapters").mkdir()
-    (folder / "chapters" / "a.txt").write_text("It was a dark night. " * 20)
-    (folder / "b.png").write_bytes(b"\x89PNG\0\0")
-    (folder / "c.txt").write_text(" \n" * 40_000)
-    (folder / "d.txt").write_text("It was a dark night. ", encoding="utf-16")
-    corpus = load_corpus(str(folder))
-    left_out = ("b.png (not text)", "c.txt (empty)", "d.txt (UTF-16, not UTF-8)")
-    assert corpus.skipped == left_out
-    assert corpus.encoding is None
-    assert _whole(folder) == b"It was a dark night. " * 20
-    assert load_corpus(str(folder / "chapters" / "a.txt")).skipped == ()
+def test_a_file_that_is_named_is_taken_as_it_is(tmp_path: Path) -> None:
+    """Its bytes can be modelled; of a folder or glob it is left out."""
+    picture = b"\x89PNG\0\0"
+    (tmp_path / "a.png").write_bytes(picture)
+    for name in (tmp_path, tmp_path / "*.png"):
+        with pytest.raises(MemspanError, match="holds no text"):
+            load_corpus(str(name))
+    corpus = load_corpus(str(tmp_path / "a.png"))
+    assert b"".join(t.read() for split in corpus.splits.values() for t in split) == picture
+    assert corpus.skipped == ()
 
 
 TEXT = "Grüße aus Köln, naïve Leute. " * 1000
@@ -167,22 +144,17 @@ def test_encodings_are_recognised(tmp_path: Path, content: bytes, expected: str 
     assert load_corpus(str(tmp_path / "t.txt")).encoding == expected
 
 
-def _dataset(monkeypatch: pytest.MonkeyPatch, **parts: int) -> corpora.Corpus:
-    """The corpus of a data set with splits of so many documents."""
-    found = {name: [Text.of(f"{name} {n}".encode()) for n in range(k)] for name, k in parts.items()}
-    monkeypatch.setattr(corpora, "read_dataset", lambda name, field: found)
-    return load_corpus("hf:me/ducks")
-
-
 def test_a_data_set_has_its_own_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without one for validation, the end of its training text is that; of several, the first with
     text."""
-    splits = _dataset(monkeypatch, test=3, train=100).splits
-    assert list(map(len, splits.values())) == [91, 9, 3]
-    kept = [text.read().decode() for text in splits["train"] + splits["validation"]]
-    assert kept == [f"train {n}" for n in range(100)]
-    assert splits["test"][0].read() == b"test 0"
-    corpus = _dataset(monkeypatch, test=1, dev=1, valid=2, validation=0, train=1)
-    assert list(corpus.splits) == ["train", "validation", "test"]
-    assert [text.read() for text in corpus.splits["validation"]] == [b"valid 0", b"valid 1"]
+    names = ("train", "test", "valid")
+    train, test, valid = ([Text.of(f"{x} {n:02}".encode()) for n in range(100)] for x in names)
+    parts = {"test": test, "train": train}
+    monkeypatch.setattr(corpora, "read_dataset", lambda name, field: parts)
+    cut = {"train": train[:90], "validation": train[90:], "test": test}
+    assert [*load_corpus("hf:me/ducks").splits.items()] == [*cut.items()]
+    parts |= {"dev": train, "valid": valid, "validation": []}
+    corpus = load_corpus("hf:me/ducks")
+    own = {"train": train, "validation": valid, "test": test}
+    assert [*corpus.splits.items()] == [*own.items()]
     assert corpus.skipped == ("dev (a split that is not used)", "validation (empty)")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from memspan.data.options import TOKENIZERS
 from memspan.data.prepared import prepare
 from memspan.data.token_files import read_tokens, write_tokens
 from memspan.data.tokenizers.plain import ByteTokenizer
@@ -19,14 +19,13 @@ pytestmark = pytest.mark.usefixtures("own_folders")
 TEXT = "Grüße, naïve 世界 🎉: the cat sat.\n" * 30
 
 
-@pytest.mark.parametrize("kind", ["bytes", "characters", "words", "subwords"])
+@pytest.mark.parametrize("kind", TOKENIZERS)
 def test_bytes_are_those_of_the_text_whatever_the_tokeniser(kind: str, tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text(TEXT, encoding="utf-8")
     prepared = prepare(str(tmp_path / "t.txt"), kind, 300 if kind == "subwords" else None)
     train = prepared.splits["train"]
-    text = prepared.tokenizer.decode(train.tokens)
     if kind != "words":
-        assert train.n_bytes == len(text)
+        assert train.n_bytes == len(prepared.tokenizer.decode(train.tokens))
     total = sum(split.n_bytes for split in prepared.splits.values())
     assert total == len(TEXT.encode())
     assert int(train.tokens.max()) < prepared.tokenizer.vocab_size
@@ -57,44 +56,44 @@ def test_token_files_keep_tokens_and_documents(tmp_path: Path) -> None:
     assert isinstance(file.tokens, np.memmap)
 
 
-FAULTS: dict[str, tuple[str, Callable[[bytes], bytes] | None]] = {
-    "truncated": (".bin", lambda content: content[:-1]),
-    "flipped": (".bin", lambda content: content.replace(bytes([50]), bytes([54]))),
-    "missing": (".bin", None),
-    "header": (".json", lambda content: b"{"),
-    "value": (".json", lambda content: content.replace(b'"n_bytes": 100', b'"n_bytes": 300')),
-    "older": (".json", lambda content: content.replace(b"memspan-tokens-", b"memspan-tokens-0")),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_damaged_token_files_are_refused(tmp_path: Path, fault: str) -> None:
+@pytest.mark.parametrize(
+    ("suffix", "old", "new"),
+    [
+        (".bin", b"c", b""),
+        (".bin", b"2", b"6"),
+        (".json", b"{", b""),
+        (".json", b'"n_bytes": 100', b'"n_bytes": 300'),
+        (".json", b"memspan-tokens-", b"memspan-tokens-0"),
+    ],
+    ids=["truncated", "flipped", "header", "value", "older"],
+)
+def test_damaged_token_files_are_refused(
+    tmp_path: Path, suffix: str, old: bytes, new: bytes
+) -> None:
     path = tmp_path / "t.bin"
     write_tokens(path, [[(bytes(100), np.arange(100))]], ByteTokenizer())
-    suffix, edit = FAULTS[fault]
     file = path.with_suffix(suffix)
-    if edit is None:
-        file.unlink()
-    else:
-        before = file.read_bytes()
-        file.write_bytes(edit(before))
-        assert file.read_bytes() != before
-    with pytest.raises(MemspanError, match="prepare the corpus again"):
+    content = file.read_bytes()
+    assert old in content
+    file.write_bytes(content.replace(old, new))
+    with pytest.raises(MemspanError, match=r"damaged .* prepare the corpus again"):
+        read_tokens(path)
+    file.unlink()
+    with pytest.raises(MemspanError, match=rf"{suffix} is missing: .* prepare the corpus again"):
         read_tokens(path)
 
 
 def test_prepare_uses_and_repairs_its_cache(tmp_path: Path) -> None:
-    text = tmp_path / "t.txt"
-    text.write_text(TEXT)
-    first = prepare(str(text), "characters")
+    (tmp_path / "t.txt").write_text(TEXT)
+    first = prepare("t.txt", "characters")
+    tokens = first.splits["train"].tokens.copy()
     (path,) = (tmp_path / "cache/tokens").glob("*/train.bin")
     made = path.stat().st_mtime_ns
-    again = prepare(str(text), "characters")
+    again = prepare("t.txt", "characters")
     assert path.stat().st_mtime_ns == made
-    assert np.array_equal(first.splits["train"].tokens, again.splits["train"].tokens)
-    tokens = first.splits["train"].tokens.copy()
+    assert np.array_equal(again.splits["train"].tokens, tokens)
     path.write_bytes(b"x")
-    repaired = prepare(str(text), "characters")
+    repaired = prepare("t.txt", "characters")
     assert np.array_equal(repaired.splits["train"].tokens, tokens)
-    other = prepare(str(text), "bytes", with_tokenizer=first.tokenizer)
+    other = prepare("t.txt", "bytes", with_tokenizer=first.tokenizer)
     assert other.tokenizer is first.tokenizer

@@ -45,6 +45,7 @@ def assert_reads(
 @given(st.integers(1, 60), st.integers(1, 5), st.integers(1, 9), DOCUMENTS)
 @example(40, 2, 5, [0, 7, 30, 30, 40])
 @example(41, 2, 5, None)
+@example(10, 2, 5, None)
 def test_rows_are_read_side_by_side_and_again(
     n: int, rows: int, length: int, starts: list[int] | None
 ) -> None:
@@ -68,6 +69,8 @@ def test_rows_are_read_side_by_side_and_again(
 @example(5, 1, 2, None)
 @example(5, 0, 2, None)
 @example(5, 2, 0, None)
+@example(5, 6, 2, None)
+@example(5, 2, 6, None)
 @example(40, 3, 5, [0, 20, 20, 40])
 def test_every_token_is_scored_once(
     n: int, rows: int, length: int, starts: list[int] | None
@@ -85,6 +88,7 @@ def test_every_token_is_scored_once(
 
 
 @given(st.integers(0, 40), st.integers(1, 40))
+@example(20, 5)
 def test_a_resumed_stream_is_the_uninterrupted_one(steps: int, more: int) -> None:
     whole, first = Streams(TEXT, 3, 7, STARTS), Streams(TEXT, 3, 7, STARTS)
     for _ in range(steps):

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memspan.data.options import TOKENIZERS
 from memspan.data.tokenizers.base import StreamDecoder
 from memspan.data.tokenizers.plain import ByteTokenizer, WordTokenizer
 from memspan.data.tokenizers.registry import KINDS, load_tokenizer, train_tokenizer
@@ -18,7 +19,7 @@ from memspan.errors import MemspanError
 TEXT = "Grüße, the cat sat on the mat.\n\nThe cat, it sat!\n" * 20
 
 
-@pytest.mark.parametrize("kind", ["bytes", "characters", "words", "subwords"])
+@pytest.mark.parametrize("kind", TOKENIZERS)
 def test_what_is_encoded_is_decoded(kind: str, tmp_path: Path) -> None:
     tokenizer = train_tokenizer(kind, [TEXT.encode()], 300)
     ids = tokenizer.encode(TEXT.encode())
@@ -71,7 +72,7 @@ def test_streamed_bytes_never_show_half_a_character(text: str, any_bytes: bytes)
     assert pieces == [part for c in text for part in [""] * (len(c.encode()) - 1) + [c]]
 
 
-@pytest.mark.parametrize("kind", ["characters", "words", "subwords"])
+@pytest.mark.parametrize("kind", TOKENIZERS[1:])
 def test_text_that_is_not_utf8_says_what_to_do(kind: str) -> None:
     with pytest.raises(MemspanError, match=r"--data\.tokenizer bytes"):
         train_tokenizer(kind, [b"good", b"\xe9t\xe9"])
@@ -90,7 +91,7 @@ def test_what_subwords_need(monkeypatch: pytest.MonkeyPatch) -> None:
         train_tokenizer("subwords", [b"abc"])
 
 
-@pytest.mark.parametrize("kind", ["bytes", "characters", "words", "subwords"])
+@pytest.mark.parametrize("kind", TOKENIZERS)
 @given(st.text("ab'\t \r\n\u00a0\u2028\u3000é世1!.", max_size=300), st.integers(1, 40))
 def test_pieces_change_neither_vocabulary_nor_tokens(kind: str, text: str, size: int) -> None:
     content = text.encode()

@@ -1,4 +1,4 @@
-"""Compressed text and JSON Lines as corpora, and what is wrong with bad ones."""
+"""Files of text, compressed text and tables of texts as documents, and what is wrong with bad ones."""
 
 from __future__ import annotations
 
@@ -16,113 +16,112 @@ from memspan.errors import MemspanError
 pytestmark = pytest.mark.usefixtures("own_folders")
 
 
-def _documents(path: Path, field: str = "text") -> list[bytes]:
-    splits = load_corpus(str(path), field).splits
+def _write(name: str, content: bytes) -> Path:
+    """Zipped if it is named so."""
+    path = Path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    return path
+
+
+def _documents(name: str, field: str = "text") -> list[bytes]:
+    splits = load_corpus(name, field).splits
     return [text.read() for documents in splits.values() for text in documents]
 
 
-@pytest.mark.parametrize("zipped", [False, True])
-def test_each_line_of_json_is_a_document(tmp_path: Path, zipped: bool) -> None:
-    texts = [f'№ {n}, "quoted"\nand {"long " * (n % 7)}' for n in range(40)]
-    lines = "\n\n".join(json.dumps({"id": n, "body": text}) for n, text in enumerate(texts))
-    path = tmp_path / ("t.jsonl.gz" if zipped else "t.jsonl")
-    path.write_bytes(gzip.compress(lines.encode()) if zipped else lines.encode())
-    assert _documents(path, "body") == [f"{text}\n".encode() for text in texts]
-    prepared = prepare(str(path), "bytes", field="body")
-    # None is cut in two between splits.
-    assert sum(len(split.document_starts) for split in prepared.splits.values()) == 40
+def _table(separator: str) -> tuple[bytes, list[bytes]]:
+    """With a byte order mark and line breaks as spreadsheets write them; and its texts."""
+    rows = 'id,text\n1,"said ""no"", twice"\n\n2,"two\nlines"\n3,\n'
+    content = b"\xef\xbb\xbf" + rows.replace(",", separator).replace("\n", "\r\n").encode()
+    return content, [f'said "no"{separator} twice\n'.encode(), b"two\r\nlines\n", b""]
 
 
-def test_zipped_text_is_read_like_the_text_itself(tmp_path: Path) -> None:
-    text = "Ein kühler Morgen. ".encode() * 9000
-    (tmp_path / "a.txt").write_bytes(text)
-    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(text))
-    plain, zipped = (load_corpus(str(tmp_path / name)) for name in ("a.txt", "b.txt.gz"))
-    assert zipped.record["sha256"] == plain.record["sha256"]
+TEXTS = [f'№ {n}, "quoted"\nand {"long " * (n % 7)}' for n in range(40)]
+LINES = "\n\n".join(json.dumps({"id": n, "text": text}) for n, text in enumerate(TEXTS)).encode()
+RECORDS = [f"{text}\n".encode() for text in TEXTS]
+NIGHT = b"It was a dark night. " * 20
+FILES: dict[str, tuple[bytes, list[bytes] | str]] = {
+    "a.txt": (NIGHT, [NIGHT]),
+    "a.gz": (NIGHT, [NIGHT]),
+    "a.jsonl": (LINES, RECORDS),
+    "a.jsonl.gz": (LINES, RECORDS),
+    "a.csv": _table(","),
+    "b.csv": _table(";"),
+    "A.CSV.gz": _table("\t"),
+    "a.tsv": _table("\t"),
+    # What else a folder may hold; the hidden is not told.
+    "a.png": (b"\x89PNG\0\0", "not text"),
+    "b.gz": (b"\0\1\2" * 20, "not text"),
+    "a.tar.gz": (bytes(512), "not text"),
+    "c.txt": (b" \n" * 40_000, "empty"),
+    "c.jsonl": (b'{"text": ""}\n', "empty"),
+    "d.txt": (NIGHT.decode().encode("utf-16"), "UTF-16, not UTF-8"),
+    "b.tsv": (b"id\tlabel\n1\tx\n", "no field 'text'"),
+    "b.jsonl": (b'{"id": 1}\n{"text": "late"}\n', "no field 'text'"),
+    ".hidden": (b"a setting", []),
+    ".git/ab": (b"an object", []),
+}
 
 
-def test_a_folder_may_hold_both_and_archives_are_no_text(tmp_path: Path) -> None:
-    folder = tmp_path / "texts"
-    folder.mkdir()
-    (folder / "a.txt").write_text("plain " * 20)
-    (folder / "b.gz").write_bytes(gzip.compress(b"zipped " * 20))
-    (folder / "c.gz").write_bytes(gzip.compress(b"\0\1\2" * 20))
-    (folder / "d.tar.gz").write_bytes(gzip.compress(b"\0" * 512))
-    (folder / "e.jsonl").write_text('{"text": ""}\n')
-    corpus = load_corpus(str(folder))
-    assert b"".join(_documents(folder)) == b"plain " * 20 + b"zipped " * 20
-    assert [f.partition(" ")[0] for f in corpus.skipped] == ["c.gz", "d.tar.gz", "e.jsonl"]
+@pytest.mark.parametrize("name", FILES)
+def test_the_documents_of_a_file_in_a_folder(name: str) -> None:
+    """The folder itself may be in a hidden one."""
+    content, holds = FILES[name]
+    _write(f".mine/texts/{name}", content)
+    _write(".mine/texts/z.txt", b"a text")
+    corpus = load_corpus({"test": ".mine/texts"})
+    found = [text.read() for text in corpus.splits["test"]]
+    if isinstance(holds, str):
+        assert (found, corpus.skipped) == ([b"a text"], (f"{name} ({holds})",))
+    else:
+        assert (found, corpus.skipped) == ([*holds, b"a text"], ())
 
 
-def test_tables_of_something_else_in_a_folder_are_left_out(tmp_path: Path) -> None:
-    folder = tmp_path / "texts"
-    folder.mkdir()
-    (folder / "a.csv").write_text("text,id\nplain,1\n")
-    (folder / "b.tsv").write_text("id\tlabel\n1\tx\n")
-    (folder / "c.jsonl").write_text('{"id": 1}\n{"text": "late"}\n')
-    corpus = load_corpus(str(folder))
-    assert b"".join(_documents(folder)) == b"plain\n"
-    left_out = ("b.tsv (no field 'text')", "c.jsonl (no field 'text')")
-    assert corpus.skipped == left_out
-    for name in ("b.tsv", "[bc].*"):
-        with pytest.raises(MemspanError, match=r"b\.tsv has no 'text'; it has 'id', 'label'"):
-            load_corpus(str(folder / name))
-    # A mistake in texts is none of these.
-    (folder / "c.jsonl").write_text('{"text": "early"}\n{"id": 1}\n')
-    with pytest.raises(MemspanError, match="line 2 has no 'text'"):
-        load_corpus(str(folder))
+def test_no_record_is_cut_in_two_between_splits() -> None:
+    _write("t.jsonl", LINES)
+    assert _documents("t.jsonl") == RECORDS
+    splits = prepare("t.jsonl", "bytes").splits.values()
+    assert sum(len(split.document_starts) for split in splits) == len(RECORDS)
 
 
-def test_a_changed_file_is_unpacked_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "t.jsonl"
-    path.write_text('{"text": "old", "title": "name"}')
-    assert b"".join(_documents(path)) == b"old\n"
-    assert b"".join(_documents(path, "title")) == b"name\n"
-    path.write_text('{"text": "new"}')
-    assert b"".join(_documents(path)) == b"new\n"
+def test_zipped_text_is_read_like_the_text_itself() -> None:
+    for name in ("a.txt", "b.txt.gz"):
+        _write(name, "Ein kühler Morgen. ".encode() * 9000)
+    plain, zipped = (load_corpus(name).record for name in ("a.txt", "b.txt.gz"))
+    assert zipped["sha256"] == plain["sha256"]
+
+
+def test_a_changed_file_is_unpacked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    _write("t.jsonl", b'{"text": "old", "title": "name"}')
+    assert b"".join(_documents("t.jsonl")) == b"old\n"
+    assert b"".join(_documents("t.jsonl", "title")) == b"name\n"
+    _write("t.jsonl", b'{"text": "new"}')
+    assert b"".join(_documents("t.jsonl")) == b"new\n"
     # What is there is not made again.
     monkeypatch.setattr(unpacked, "_json_text", None)
-    assert b"".join(_documents(path)) == b"new\n"
+    assert b"".join(_documents("t.jsonl")) == b"new\n"
 
 
 @pytest.mark.parametrize("name", ["t.txt.gz", "t.jsonl.gz"])
-def test_zipped_files_that_are_cut_short(tmp_path: Path, name: str) -> None:
+def test_zipped_files_that_are_cut_short(name: str) -> None:
     lines = "".join(json.dumps({"text": str(n**5)}) + "\n" for n in range(3000))
-    whole = gzip.compress(lines.encode())
+    path = _write(name, lines.encode())
+    whole = path.read_bytes()
     for content in (whole[: len(whole) // 2], whole[:5], b"no gzip at all", whole[:-8] + b"\0" * 8):
-        (tmp_path / name).write_bytes(content)
+        path.write_bytes(content)
         with pytest.raises(MemspanError, match="cut short or damaged"):
-            load_corpus(str(tmp_path / name))
+            load_corpus(name)
 
 
-def test_a_file_unpacks_to_no_more_than_its_size_justifies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "t.txt.gz"
-    path.write_bytes(gzip.compress(b"a " * 200_000))
-    assert len(b"".join(_documents(path))) == 400_000
+def test_a_file_unpacks_to_no_more_than_its_size_justifies(monkeypatch: pytest.MonkeyPatch) -> None:
+    _write("t.gz", b"a " * 200_000)
+    assert len(b"".join(_documents("t.gz"))) == 400_000
     monkeypatch.setattr(unpacked, "LEAST_LIMIT", 1000)
-    path.write_bytes(gzip.compress(b"b " * 200_000))
-    before = sorted((tmp_path / "cache").rglob("*"))
+    _write("t.gz", b"b " * 200_000)
+    before = sorted(Path("cache").rglob("*"))
     with pytest.raises(MemspanError, match="holds over 200 times its own size in text"):
-        load_corpus(str(path))
-    assert sorted((tmp_path / "cache").rglob("*")) == before
-
-
-TABLE = 'id,body\n1,"said ""no"", twice"\n\n2,"two\nlines"\n3,\n'
-
-
-@pytest.mark.parametrize(
-    ("name", "separator"), [("t.csv", ","), ("t.csv", ";"), ("T.CSV.gz", "\t"), ("t.tsv", "\t")]
-)
-def test_each_row_of_a_table_is_a_document(tmp_path: Path, name: str, separator: str) -> None:
-    # With a byte order mark and line breaks as spreadsheets write them.
-    content = b"\xef\xbb\xbf" + TABLE.replace(",", separator).replace("\n", "\r\n").encode()
-    packed = gzip.compress(content) if name.endswith(".gz") else content
-    (tmp_path / name).write_bytes(packed)
-    said = f'said "no"{separator} twice\n'.encode()
-    (split,) = load_corpus({"test": str(tmp_path / name)}, "body").splits.values()
-    assert [document.read() for document in split] == [said, b"two\r\nlines\n", b""]
+        load_corpus("t.gz")
+    assert sorted(Path("cache").rglob("*")) == before
 
 
 FINE = b'{"text": "fine"}\n'
@@ -133,28 +132,22 @@ FINE = b'{"text": "fine"}\n'
     [
         ("t.jsonl", FINE + b'{"text": "a"', r"line 2 is not JSON \(Expecting ',' delimiter\)"),
         ("t.jsonl", FINE + b"[" * 100_000, "line 2 is not JSON"),
-        (
-            "t.jsonl",
-            FINE + b'{"id": 1, "a": ""}',
-            "line 2 has no 'text'; it has 'id', 'a': .* --field",
-        ),
+        ("t.jsonl", FINE + b'{"id": 1, "a": ""}', "line 2 .* it has 'id', 'a': .* --field"),
         ("t.jsonl", FINE + b'{"text": 5}', "line 2: text is of type int, not text"),
         ("t.jsonl", FINE + b'{"text": "\\ud800"}', "half a surrogate pair"),
-        (
-            "t.csv",
-            b"id,body\n1,a\n",
-            "t.csv has no 'text'; it has 'id', 'body': .*, or call it .txt",
-        ),
+        ("t.csv", b"id,body\n1,a\n", "no 'text'; it has 'id', 'body': .*, or call it .txt"),
         ("t.csv", b"id,text\n1,a,b\n", "line 2 has 3 columns, the first line 2: quote texts with"),
         ("t.csv", b'text\n"a"b\n', r"line 2 is not valid \(.*\): double the quotes"),
         ("t.csv", b'text\n"a\n', r"is not valid \(.unexpected end of data.\)"),
         ("t.csv", b"text\ncaf\xe9\n", "t.csv is not UTF-8"),
-        ("t.csv", b"", "t.csv is empty"),
+        ("t.csv", b"", "t.csv is empty|holds no text"),
         ("t.csv", b"text,text\n1,a\n", "has several columns 'text': rename all but one"),
     ],
 )
-def test_bad_records_are_refused(tmp_path: Path, name: str, content: bytes, says: str) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(MemspanError, match=says) as refusal:
-        load_corpus(str(tmp_path / name))
-    assert "\n" not in str(refusal.value)
+def test_bad_records_are_refused(name: str, content: bytes, says: str) -> None:
+    """In a folder and by name."""
+    _write(name, content)
+    for corpus in (name, "*.*"):
+        with pytest.raises(MemspanError, match=says) as refusal:
+            load_corpus(corpus)
+        assert "\n" not in str(refusal.value)

@@ -12,7 +12,7 @@ from typing import Any
 import hypothesis
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
@@ -40,27 +40,17 @@ def readers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, host
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEMSPAN_CACHE", str(root / "cache"))
         patch.chdir(root)
-        yield hostile.make_readers(root)
+        yield hostile.make_readers()
 
 
 @st.composite
 def edits(draw: st.DrawFn, content: bytes) -> bytes:
     """``content`` with a few bytes changed, taken out, put in or repeated."""
     for _ in range(draw(st.integers(1, 4))):
-        at = draw(st.integers(0, len(content)))
-        kind = draw(st.sampled_from(("change", "cut", "out", "in", "repeat")))
-        some = draw(st.binary(min_size=1, max_size=8))
-        n = draw(st.integers(1, 64))
-        if kind == "change":
-            content = content[:at] + some + content[at + len(some) :]
-        elif kind == "cut":
-            content = content[:at]
-        elif kind == "out":
-            content = content[:at] + content[at + n :]
-        elif kind == "in":
-            content = content[:at] + some + content[at:]
-        else:
-            content = content[:at] + content[at : at + n] * 3 + content[at + n :]
+        at, n = draw(st.integers(0, len(content))), draw(st.integers(1, 64))
+        some, rest = draw(st.binary(min_size=1, max_size=8)), content[at:]
+        edited = (some + rest[len(some) :], b"", rest[n:], some + rest, rest[:n] * 2 + rest)
+        content = content[:at] + draw(st.sampled_from(edited))
     return content
 
 
@@ -79,18 +69,15 @@ VALUES = st.recursive(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_once_took_all_memory_is_refused(
+def test_valid_files_load_and_what_once_took_all_memory_is_refused(
     readers: dict[str, hostile.Reader], kind: str
 ) -> None:
     """In time: the test as a whole is one of seconds."""
-    for content in readers[kind].refused:
-        assert readers[kind](content)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_valid_files_load(readers: dict[str, hostile.Reader], kind: str) -> None:
-    for content in (readers[kind].valid, *readers[kind].others):
-        assert readers[kind](content) is None
+    reader = readers[kind]
+    for content in (reader.valid, *reader.others):
+        assert reader(content) == ""
+    for content in reader.refused:
+        assert reader(content)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -141,52 +128,40 @@ def metadata(content: bytes) -> dict[str, str]:
 def retensored(draw: st.DrawFn, content: bytes) -> bytes:
     tensors = load(content)
     name = draw(st.sampled_from(sorted(tensors)))
-    old = tensors[name]
-    kind = draw(st.sampled_from(("type", "shape", "values", "gone", "more")))
-    if kind == "type":
-        tensors[name] = old.to(draw(st.sampled_from(TYPES)))
-    elif kind == "shape":
-        shape = draw(st.lists(st.integers(0, 5), max_size=5))
-        tensors[name] = torch.zeros(shape, dtype=old.dtype)
-    elif kind == "values":
-        value = draw(st.sampled_from([-1, 3, 1 << 40, (1 << 63) - 1, -(1 << 63)]))
-        tensors[name] = torch.full_like(old, value % 255 if old.dtype == torch.uint8 else value)
-    elif kind == "gone":
-        del tensors[name]
-    else:
-        tensors[draw(st.text(max_size=5))] = old.clone()
-    return save(tensors, metadata(content))
+    old = tensors.pop(name)
+    shape = draw(st.lists(st.integers(0, 5), max_size=5))
+    value = draw(st.sampled_from([-1, 3, 1 << 40, (1 << 63) - 1, -(1 << 63)]))
+    changed: list[dict[str, torch.Tensor]] = [
+        {name: old.to(draw(st.sampled_from(TYPES)))},
+        {name: torch.zeros(shape, dtype=old.dtype)},
+        {name: torch.full_like(old, value % 255 if old.dtype == torch.uint8 else value)},
+        {},
+        {name: old, draw(st.text(max_size=5)): old.clone()},
+    ]
+    return save(tensors | changed[draw(st.integers(0, 4))], metadata(content))
 
 
 def test_counts_beyond_a_memorys_slots_are_refused(readers: dict[str, hostile.Reader]) -> None:
     reader = readers["memory"]
-    header = metadata(reader.valid)
-    counts = [n for n in load(reader.valid) if "length" in n or n == "tokens_seen"]
+    tensors, header = load(reader.valid), metadata(reader.valid)
+    counts = [n for n in tensors if "length" in n or n == "tokens_seen"]
     assert counts
     for name in counts:
         for value in (-1, (1 << 62) + 1):
-            tensors = load(reader.valid)
-            tensors[name] = torch.full_like(tensors[name], value)
-            said = reader(save(tensors, header))
-            assert said is not None
+            spoilt = {name: torch.full_like(tensors[name], value)}
+            said = reader(save(tensors | spoilt, header))
             assert f"{name} must be int64 [1], in 0 .. " in said
-    tensors = load(reader.valid)
-    tensors = {n: torch.cat([t, t]) for n, t in tensors.items()}
-    said = reader(save(tensors, header))
-    assert said is not None
-    assert "use a memory of this model" in said
+    twice = {n: torch.cat([t, t]) for n, t in tensors.items()}
+    assert "use a memory of this model" in reader(save(twice, header))
 
 
 def test_sizes_that_are_only_claimed_take_no_memory(readers: dict[str, hostile.Reader]) -> None:
     config = readers["config"]
-    for option in ("n_layers = 1", "d_model = 8", "d_ff = 8"):
-        claim = option.split(" = ")[0] + " = 1000000000000"
-        said = config(config.valid.replace(option.encode(), claim.encode()))
-        assert said is not None
-        assert "do not fit its config.toml" in said
+    for option in (b"n_layers = 1", b"d_model = 8", b"d_ff = 8"):
+        claim = option[:-1] + b"1000000000000"
+        assert "do not fit its config.toml" in config(config.valid.replace(option, claim))
     start = b'{"x":{"dtype":"F32","shape":[1000000000000],"data_offsets":[0,4000000000000]}}'
-    said = readers["weights"](struct.pack("<Q", len(start)) + start)
-    assert said is not None
+    assert readers["weights"](struct.pack("<Q", len(start)) + start)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +170,6 @@ def test_sizes_that_are_only_claimed_take_no_memory(readers: dict[str, hostile.R
         'out = "/elsewhere"',
         "help = true",
         'tyro-write-completion = ["bash", "/elsewhere"]',
-        '[data]\ncorpus = "--out=/elsewhere"',
         '[data]\n"corpus=x --out" = "/elsewhere"',
         '[embedding]\ncutoffs = ["--out=/elsewhere"]',
         "[data.corpus]\nx = 1",
@@ -209,9 +183,6 @@ def test_sizes_that_are_only_claimed_take_no_memory(readers: dict[str, hostile.R
 def test_a_preset_sets_options_and_nothing_else(line: str, tmp_path: Path) -> None:
     path = tmp_path / "p.toml"
     path.write_text(line)
-    if "--out=/elsewhere" in line and "cutoffs" not in line:
-        assert run_options.read_config(path).data.corpus == "--out=/elsewhere"
-        return
     with pytest.raises(MemspanError, match=r"p\.toml"):
         run_options.read_config(path)
 
@@ -231,6 +202,8 @@ def test_names_of_corpora_cannot_leave_the_runs_folder(corpus: str) -> None:
 
 
 @given(corpus=st.text(max_size=30))
+@example(corpus="--out=/elsewhere")
+@example(corpus="\N{GRINNING FACE}")
 def test_config_toml_holds_any_name(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     try:
         options: RunConfig[Any] = RunConfig(model=TransformerXLConfig(), data=DataConfig(corpus))
