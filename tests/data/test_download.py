@@ -40,19 +40,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if manner == "nonsense":
             self.wfile.write(b"\x1b[31mNON\x07SENSE\r\n\r\n")
             return
-        if manner == "absent":
-            self.send_error(404)
-            return
         body = CONTENT * 4 if manner == "too large" else CONTENT
         start = int(wanted[len("bytes=") : -1]) if wanted and manner != "no ranges" else 0
-        if start >= len(body):
-            self.send_error(416)
+        if manner == "absent" or start >= len(body):
+            self.send_error(404 if manner == "absent" else 416)
             return
         self.send_response(206 if start else 200)
         self.send_header("Content-Length", str(len(body) - start))
         self.end_headers()
-        end = start + 100_000 if manner == "breaks off" else None
-        self.wfile.write(body[start:end])
+        self.wfile.write(body[start:][: 100_000 if manner == "breaks off" else None])
 
     def log_message(self, *args: object) -> None:
         pass
@@ -79,50 +75,45 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 def test_a_download_that_breaks_off_often_gets_there(server: Server, folder: Path) -> None:
-    path = folder / "file"
     server.manner = "breaks off"
     for attempt in range(1, 4):
         with pytest.raises(MemspanError, match="go on where it stopped"):
             server.source.fetch()
-        assert (folder / "file.part").stat().st_size == attempt * 100_000
-        assert not path.exists()
+        found = [(path.name, path.stat().st_size) for path in folder.iterdir()]
+        assert found == [("file.part", attempt * 100_000)]
     server.manner = "good"
     assert server.source.fetch().read_bytes() == CONTENT
     assert server.ranges == [None, "bytes=100000-", "bytes=200000-", "bytes=300000-"]
     assert [p.name for p in folder.iterdir()] == ["file"]
 
 
-def test_a_part_may_be_whole_spoilt_or_of_a_server_without_ranges(
-    server: Server, folder: Path
-) -> None:
-    (folder / "file.part").write_bytes(CONTENT)
-    server.source.fetch().unlink()
-    (folder / "file.part").write_bytes(b"not the start of it")
-    with pytest.raises(MemspanError, match="wrong SHA-256"):
-        server.source.fetch()
-    (folder / "file.part").write_bytes(CONTENT[:1000])
-    server.manner = "no ranges"
-    assert server.source.fetch().read_bytes() == CONTENT
-
-
-def test_what_is_too_large_is_neither_read_nor_kept(server: Server, folder: Path) -> None:
-    server.manner = "too large"
-    with pytest.raises(MemspanError, match="wrong SHA-256"):
-        server.source.fetch()
-    assert list(folder.iterdir()) == []
-
-
-@pytest.mark.parametrize("manner", ["nonsense", "absent"])
-def test_a_server_that_errs_gets_one_printable_line(
-    server: Server, folder: Path, manner: str
+@pytest.mark.parametrize(
+    ("manner", "part", "says"),
+    [
+        ("good", CONTENT, ""),
+        ("no ranges", CONTENT[:1000], ""),
+        ("good", b"not the start of it", "wrong SHA-256"),
+        # Neither read nor kept.
+        ("too large", None, "wrong SHA-256"),
+        ("nonsense", None, "cannot download"),
+        ("absent", None, "cannot download"),
+    ],
+    ids=["whole", "no ranges", "spoilt", "too large", "nonsense", "absent"],
+)
+def test_a_server_and_what_is_there(
+    manner: str, part: bytes | None, says: str, server: Server, folder: Path
 ) -> None:
     server.manner = manner
-    path = folder / "file"
-    with pytest.raises(MemspanError) as refusal:
+    if part is not None:
+        (folder / "file.part").write_bytes(part)
+    if not says:
+        assert server.source.fetch().read_bytes() == CONTENT
+        return
+    with pytest.raises(MemspanError, match=says) as refusal:
         server.source.fetch()
     assert str(refusal.value).isprintable()
-    assert f"put it at {path}" in str(refusal.value)
-    assert not path.exists()
+    assert f"put it at {folder / 'file'}" in str(refusal.value)
+    assert list(folder.iterdir()) == []
 
 
 def test_a_file_put_by_hand_needs_no_network_but_must_be_the_one(folder: Path) -> None:

@@ -13,7 +13,7 @@ from command_line import SMALL, refused
 from memspan import cli
 from memspan.data import corpora
 from memspan.data.corpora import load_corpus, located
-from memspan.data.options import DataConfig, Texts
+from memspan.data.options import DataConfig
 from memspan.data.texts import Text
 from memspan.errors import MemspanError
 from memspan.runs.options import load_config
@@ -29,41 +29,31 @@ def _texts(own_folders: Path) -> None:
     Path("v/1.txt").write_text("to validate with. " * 10)
     Path("v/2.txt").write_text("and more. " * 10)
     Path("t.txt").write_text("for later. " * 10)
-
-
-def _sizes(texts: Texts) -> dict[str, int]:
-    return {name: sum(map(len, split)) for name, split in load_corpus(texts).splits.items()}
+    Path("a#b.txt").write_text("text")
 
 
 @pytest.mark.parametrize(
     ("texts", "sizes"),
     [
-        (
-            {"train": "a.txt", "validation": "v/*.txt", "test": "t.txt"},
-            {"train": 1300, "validation": 280, "test": 110},
-        ),
+        ({"train": "a.txt", "validation": "v/*.txt", "test": "t.txt"}, [1300, 280, 110]),
         # Without validation the end of the training text serves as one.
-        ({"train": "a.txt"}, {"train": 1170, "validation": 65, "test": 65}),
-        ({"train": "a.txt", "test": "t.txt"}, {"train": 1170, "validation": 130, "test": 110}),
+        ({"train": "a.txt"}, [1170, 65, 65]),
+        ({"train": "a.txt", "test": "t.txt"}, [1170, 130, 110]),
+        # A name may have a hash.
+        ({"validation": "a#b.txt"}, [4]),
+        # Of what has splits, the one of that name, another that is named, or the only one.
+        ({"train": "two-plays#validation", "validation": "two-plays#train"}, [5577, 100_386]),
+        ({"train": "two-plays", "validation": "t.txt"}, [100_386, 110]),
+        ({"train": "tiny-shakespeare-held-out", "validation": "t.txt"}, [111_540, 110]),
     ],
 )
-def test_each_split_is_all_of_its_text(texts: dict[str, str], sizes: dict[str, int]) -> None:
-    assert _sizes(texts) == sizes
-    title = ", ".join(f"{split} {name}" for split, name in texts.items())
-    assert load_corpus(texts).record["name"] == title
+def test_each_split_is_all_of_its_text(texts: dict[str, str], sizes: list[int]) -> None:
+    corpus = load_corpus(texts)
+    assert [sum(map(len, split)) for split in corpus.splits.values()] == sizes
+    assert corpus.record["name"] == ", ".join(f"{split} {name}" for split, name in texts.items())
 
 
-def test_of_what_has_splits_the_one_of_that_name_or_another() -> None:
-    named = load_corpus("two-plays").splits
-    found = load_corpus({"train": "two-plays", "validation": "two-plays#test"}).splits
-    assert found == {"train": named["train"], "validation": named["test"]}
-    # It has no other.
-    assert _sizes({"train": "tiny-shakespeare-held-out", "validation": "t.txt"})["train"] > 100_000
-
-
-def test_a_name_may_have_a_hash() -> None:
-    Path("a#b.txt").write_text("text")
-    assert _sizes({"validation": "a#b.txt"}) == {"validation": 4}
+def test_paths_are_made_absolute_and_other_names_are_not() -> None:
     assert located("v#b") == str(Path.cwd() / "v#b")
     assert located("two-plays#test") == "two-plays#test"
 
