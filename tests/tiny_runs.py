@@ -108,6 +108,12 @@ def step_of(folder: str | Path) -> int:
     return checkpoints.latest(Path(folder)).state["step"]
 
 
+def content(folder: str | Path) -> dict[str, bytes]:
+    """All that a run comes to; the records of its speed differ from one to the next."""
+    files = (p for p in Path(folder).rglob("*") if p.is_file() and p.name != "metrics.jsonl")
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in files}
+
+
 def assert_same(a: str | Path, b: str | Path) -> None:
     """The newest checkpoints are alike bit for bit, and so are the validations."""
     ours, theirs = (checkpoints.latest(Path(folder)).load() for folder in (a, b))

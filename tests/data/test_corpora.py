@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from memspan.data import corpora, named
@@ -26,6 +26,8 @@ pytestmark = pytest.mark.usefixtures("own_folders")
     st.lists(st.binary(max_size=60), min_size=1, max_size=12)
     | st.lists(st.text(max_size=40).map(str.encode), min_size=1, max_size=30)
 )
+@example(["é世🎉".encode() * 9])
+@example([b"ab", "🎉".encode() * 5])
 def test_position_splits_lose_no_byte_and_cut_no_character(documents: list[bytes]) -> None:
     splits = by_position([Text.of(d) for d in documents])
     pieces = [text.read() for split in splits.values() for text in split]

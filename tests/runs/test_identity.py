@@ -24,7 +24,7 @@ from memspan.runs import checkpoints, history
 from memspan.runs.options import RunConfig
 from memspan.training import metrics, start
 from memspan.training.options import OptimConfig
-from tiny_runs import OPTIONS, TEXT, PowerCut, assert_same, at_step, cut_at
+from tiny_runs import OPTIONS, TEXT, PowerCut, assert_same, at_step, content, cut_at
 
 pytestmark = pytest.mark.usefixtures("tiny_text")
 
@@ -36,9 +36,7 @@ def cut_run(config: RunConfig[Any] = OPTIONS) -> None:
 
 
 @pytest.mark.parametrize("replaced", [True, False])
-def test_a_folder_that_is_moved_while_training_ends_it(
-    replaced: bool,
-) -> None:
+def test_a_folder_that_is_moved_while_training_ends_it(replaced: bool) -> None:
     """Another run under its old name is left alone, to the byte."""
     start.train(OPTIONS, Path("whole"))
 
@@ -52,24 +50,24 @@ def test_a_folder_that_is_moved_while_training_ends_it(
         at_step(3, move),
     ):
         start.train(OPTIONS, Path("r"))
-    assert Path("r").exists() == replaced
-    for path in Path("whole").rglob("*") if replaced else ():
-        if path.is_file():
-            assert Path("r", path.relative_to("whole")).read_bytes() == path.read_bytes()
+    assert content("r") == (content("whole") if replaced else {})
     start.resume(Path("moved"))
     assert_same("moved", "whole")
-    steps = [r["step"] for r in metrics.read(Path("moved/metrics.jsonl"))]
-    assert steps == [r["step"] for r in metrics.read(Path("whole/metrics.jsonl"))]
+    steps, wanted = (
+        [r["step"] for r in metrics.read(Path(name, "metrics.jsonl"))]
+        for name in ("moved", "whole")
+    )
+    assert steps == wanted
 
 
-SIZES = {"a": 500, "b": 400, "c": 30, "d": 20, "e": 50}
+TEXTS = {"a": TEXT[:500], "b": TEXT[:400], "c": TEXT[:30], "d": TEXT[:20], "e": TEXT[:50]}
 """Files of a folder: the first two are training text, the next two are for validation."""
 
 
 def rewrite(change: dict[str, str]) -> None:
     Path("texts").mkdir(exist_ok=True)
-    for name, size in SIZES.items():
-        Path("texts", f"{name}.txt").write_text(change.get(name, TEXT[:size]))
+    for name, text in (TEXTS | change).items():
+        Path("texts", f"{name}.txt").write_text(text)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +93,7 @@ def test_a_corpus_that_changed_in_any_split_or_border_is_refused(
 
 def test_splits_that_come_and_go() -> None:
     whole = {name: {"tokens": name, "document_starts": "0"} for name in ("train", "validation")}
-    (train_only := dict(whole)).pop("validation")
+    train_only = {"train": whole["train"]}
     assert difference(whole, train_only) == "its validation split is missing"
     assert difference(train_only, whole) == "its validation split is new"
     assert difference(whole, train_only, ["train"]) is None
@@ -105,27 +103,25 @@ def test_evaluate_says_what_it_scores_and_whether_it_has_changed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     start.train(OPTIONS, Path("r"))
-    capsys.readouterr()
 
-    def scored(*more: str) -> tuple[dict[str, object], str]:
+    def scored(*more: str) -> tuple[Any, str]:
+        capsys.readouterr()
         cli.main(["evaluate", "r", "--json", *more])
-        out, err = capsys.readouterr()
-        return json.loads(out), err
+        out, said = capsys.readouterr()
+        values = json.loads(out)
+        return (Path(values["corpus"]).name, values["split"], values["as_in_training"]), said
 
-    values, said = scored()
-    assert Path(str(values["corpus"])) == Path("text.txt").absolute()
-    assert (values["split"], values["as_in_training"], said) == ("validation", True, "")
+    assert scored() == (("text.txt", "validation", True), "")
     shutil.copy("text.txt", "copy.txt")
-    assert scored("--corpus", "copy.txt")[0]["as_in_training"] is True
+    assert scored("--corpus", "copy.txt") == (("copy.txt", "validation", True), "")
     Path("text.txt").write_text(TEXT + "and more")
     values, said = scored()
-    assert values["as_in_training"] is False
+    assert values == ("text.txt", "validation", False)
     assert "its validation split is another text" in said
     assert len(said.splitlines()) == 1
-    values, said = scored("--corpus", "text.txt")
-    assert (values["as_in_training"], said) == (False, "")
+    assert scored("--corpus", "text.txt") == (("text.txt", "validation", False), "")
     cli.main(["evaluate", "r", "--split", "all"])
-    assert "/text.txt, all: " in capsys.readouterr().out
+    assert f"{Path('text.txt').absolute()}, all: " in capsys.readouterr().out
 
 
 CONSTANT = OptimConfig(warmup_steps=2, schedule="constant")
