@@ -22,12 +22,12 @@ from command_line import SMALL
 from memspan import cli
 from memspan.errors import MemspanError
 from memspan.files import disk
-from memspan.runs import checkpoints
+from memspan.runs import checkpoints, history
 from memspan.runs.checkpoint_files import read_state, write_state
 from memspan.runs.folder import lock_run
 from memspan.training import start, trainer
 from memspan.training.options import OptimConfig
-from tiny_runs import OPTIONS, PowerCut, content, cut_at, options, validations
+from tiny_runs import OPTIONS, PowerCut, assert_same, content, cut_at, options, validations
 
 pytestmark = [pytest.mark.hardening, pytest.mark.usefixtures("tiny_text")]
 
@@ -56,44 +56,64 @@ def operations(before: Callable[[], None]) -> Iterator[None]:
         yield
 
 
-def test_a_crash_between_any_two_operations_of_a_save_is_recovered() -> None:
-    start.train(OPTIONS, Path("whole"))
-    expected = content(Path("whole"))
-    original = trainer.Checkpointer.save
+def cut_in(place: Any, name: str, cut: int | None, work: Callable[[], object]) -> int:
+    """Power goes before operation ``cut`` of a function, or after its last; how many were made."""
+    original, done = getattr(place, name), 0
 
-    def until(cut: int, work: Callable[[], None]) -> int:
-        """Power goes before operation ``cut`` of the last save; how many were made."""
-        done = 0
+    def count() -> None:
+        nonlocal done
+        if done == cut:
+            raise PowerCut
+        done += 1
 
-        def count() -> None:
-            nonlocal done
-            if done == cut:
-                raise PowerCut
-            done += 1
+    def cut_short(first: Any, *others: Any) -> None:
+        last_save = place is history or first._state.step == 6
+        with operations(count) if last_save else nullcontext():
+            original(first, *others)
+        if last_save and cut is not None:
+            raise PowerCut
 
-        def save(self: trainer.Checkpointer) -> None:
-            with operations(count) if self._state.step == 6 else nullcontext():
-                original(self)
+    with pytest.MonkeyPatch.context() as patch, suppress(PowerCut):
+        patch.setattr(place, name, cut_short)
+        work()
+    return done
 
-        with pytest.MonkeyPatch.context() as patch, suppress(PowerCut):
-            patch.setattr(trainer.Checkpointer, "save", save)
-            work()
-        return done
 
-    until(0, lambda: start.train(OPTIONS, Path("before")))
-    total = until(-1, lambda: start.train(OPTIONS, Path("counted")))
-    assert total > 15
-    for cut in range(total):
-        folder = Path(f"cut-{cut}")
-        shutil.copytree("before", folder)
-        assert until(cut, lambda folder=folder: start.resume(folder)) == cut
-        if checkpoints.latest(folder).state["step"] == 6:
+CONSTANT = OptimConfig(warmup_steps=2, schedule="constant")
+SHORT, LONG = (options(optim=CONSTANT, steps=steps) for steps in (6, 8))
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "last"),
+    [(trainer.Checkpointer, "save", SHORT), (history, "record", LONG)],
+    ids=["a save", "a change of options"],
+)
+def test_a_crash_between_any_two_operations_is_recovered(place: Any, name: str, last: Any) -> None:
+    def go_on(folder: Path) -> Path:
+        return start.resume(folder, config=last)
+
+    if place is history:
+        start.train(SHORT, Path("before"))
+    else:
+        cut_in(place, name, 0, lambda: start.train(SHORT, Path("before")))
+    whole = shutil.copytree("before", Path("whole"))
+    total = cut_in(place, name, None, lambda: go_on(whole))
+    assert total > 8
+    for cut in range(total + 1):
+        folder = shutil.copytree("before", Path(f"cut-{cut}"))
+        assert cut_in(place, name, cut, lambda folder=folder: go_on(folder)) == cut
+        step = memspan.load(folder).config.train.steps
+        if checkpoints.latest(folder).state["step"] < step:
+            start.resume(folder)
+        else:
             with pytest.raises(MemspanError, match="is finished"):
                 start.resume(folder)
-        else:
-            start.resume(folder)
-        assert content(folder) == expected, cut
+        if step < last.train.steps:
+            go_on(folder)
+        assert content(folder) == content(whole), cut
         assert not list(folder.rglob(".*")), cut
+    start.train(last, Path("straight"))
+    assert_same(whole, "straight")
 
 
 def test_a_second_trainer_is_refused() -> None:

@@ -24,7 +24,7 @@ from memspan.runs import checkpoints, history
 from memspan.runs.options import RunConfig
 from memspan.training import metrics, start
 from memspan.training.options import OptimConfig
-from tiny_runs import OPTIONS, TEXT, PowerCut, assert_same, at_step, content, cut_at
+from tiny_runs import OPTIONS, TEXT, assert_same, at_step, content, cut_at
 
 pytestmark = pytest.mark.usefixtures("tiny_text")
 
@@ -170,35 +170,6 @@ def test_any_option_of_training_may_change(monkeypatch: pytest.MonkeyPatch) -> N
     assert saved["streams"]["tokens_read"] == 4 * 4 + 2 * 2 * 8
     last = metrics.read(Path("r/metrics.jsonl"))[-1]
     assert (last["step"], last["tokens"]) == (6, 2 * saved["streams"]["tokens_read"])
-
-
-@pytest.mark.parametrize("cut_before", ["history.jsonl", "config.toml", ""])
-def test_a_crash_while_options_change_is_recovered(
-    cut_before: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before either file is written, or before the first save after them."""
-    start.train(options(steps=12), Path("whole"))
-    start.train(options(steps=6), Path("r"))
-    write = history.write_atomically
-
-    def writing(path: Path, content: bytes) -> None:
-        if path.name == cut_before:
-            raise PowerCut
-        write(path, content)
-
-    with monkeypatch.context() as patch, cut_at(6):
-        patch.setattr(history, "write_atomically", writing)
-        start.resume(Path("r"), config=options(steps=12))
-    memspan.load("r")
-    if cut_before:
-        # It was not made; another may be.
-        with pytest.raises(MemspanError, match="is finished"):
-            start.resume(Path("r"))
-        start.resume(Path("r"), config=options(steps=12))
-    else:
-        start.resume(Path("r"))
-    assert_same("r", "whole")
-    assert [c.changed for c in history.read(Path("r"))] == [{"train.steps": [6, 12]}]
 
 
 def test_another_environment_is_said_in_one_line(
