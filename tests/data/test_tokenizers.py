@@ -1,8 +1,9 @@
-"""Tokenisers: what they keep, how they stream, and what they refuse."""
+"""Tokenisers, token files, and the cache of tokenised corpora."""
 
 from __future__ import annotations
 
 import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -11,24 +12,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memspan.data.options import TOKENIZERS
+from memspan.data.prepared import prepare
+from memspan.data.token_files import read_tokens, write_tokens
 from memspan.data.tokenizers.base import StreamDecoder
 from memspan.data.tokenizers.plain import ByteTokenizer, WordTokenizer
 from memspan.data.tokenizers.registry import KINDS, load_tokenizer, train_tokenizer
 from memspan.errors import MemspanError
 
-TEXT = "Grüße, the cat sat on the mat.\n\nThe cat, it sat!\n" * 20
+TEXT = "Grüße, the 世界 cat 🎉 sat on the mat.\n\nThe cat, it sat!\n" * 20
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-def test_what_is_encoded_is_decoded(kind: str, tmp_path: Path) -> None:
-    tokenizer = train_tokenizer(kind, [TEXT.encode()], 300)
-    ids = tokenizer.encode(TEXT.encode())
-    assert tokenizer.decode(ids) == TEXT.encode()
-    assert ids.dtype == (np.uint8 if tokenizer.vocab_size <= 256 else np.uint16)
-    tokenizer.save(tmp_path)
-    again = load_tokenizer(tmp_path)
+def test_a_text_is_prepared_encoded_and_decoded(kind: str, own_folders: Path) -> None:
+    Path("t.txt").write_text(TEXT)
+    prepared = prepare("t.txt", kind, 300 if kind == "subwords" else None)
+    tokenizer, text = prepared.tokenizer, TEXT.encode()
+    assert sum(split.n_bytes for split in prepared.splits.values()) == len(text)
+    train = prepared.splits["train"]
+    begun = tokenizer.decode(train.tokens)
+    assert text.startswith(begun)
+    assert kind == "words" or train.n_bytes == len(begun)
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert int(ids.max()) < tokenizer.vocab_size
+    smallest = np.uint8 if tokenizer.vocab_size <= 256 else np.uint16
+    assert ids.dtype == train.tokens.dtype == smallest
+    tokenizer.save(own_folders)
+    again = load_tokenizer(own_folders)
     assert again.vocabulary_hash == tokenizer.vocabulary_hash
-    assert np.array_equal(again.encode(TEXT.encode()), ids)
+    assert np.array_equal(again.encode(text), ids)
     decoder = StreamDecoder(tokenizer)
     assert "".join(decoder.push(int(i)) for i in ids) == TEXT
 
@@ -102,3 +114,70 @@ def test_pieces_change_neither_vocabulary_nor_tokens(kind: str, text: str, size:
     assert train_tokenizer(kind, pieces, limit).vocabulary_hash == tokenizer.vocabulary_hash
     ids = np.concatenate([np.empty(0, int), *tokenizer.encode_stream(chunks)])
     assert ids.tolist() == tokenizer.encode(content).tolist()
+
+
+@pytest.mark.parametrize("kind", ["bytes", "characters"])
+def test_a_long_text_is_prepared_in_pieces(kind: str, own_folders: Path) -> None:
+    path = Path("t.txt")
+    path.write_text("Grüße, naïve 世界 🎉: the cat sat on the mat.\n" * 200_000, encoding="utf-8")
+    tracemalloc.start()
+    try:
+        prepared = prepare("t.txt", kind)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert sum(split.n_bytes for split in prepared.splits.values()) == path.stat().st_size > 1e7
+    # The characters' own table takes 4.5 MB, whatever the text.
+    assert most < (8e6 if kind == "characters" else 3e6)
+
+
+def test_token_files_keep_tokens_and_documents(tmp_path: Path) -> None:
+    documents = [np.array([1, 2, 3], np.uint8), np.array([], np.uint8), np.array([4], np.uint8)]
+    write_tokens(tmp_path / "t.bin", [[(bytes(d), d)] for d in documents], ByteTokenizer())
+    file = read_tokens(tmp_path / "t.bin")
+    assert file.tokens.tolist() == [1, 2, 3, 4]
+    assert file.document_starts.tolist() == [0, 3, 3]
+    assert isinstance(file.tokens, np.memmap)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "old", "new"),
+    [
+        (".bin", b"c", b""),
+        (".bin", b"2", b"6"),
+        (".json", b"{", b""),
+        (".json", b'"n_bytes": 100', b'"n_bytes": 300'),
+        (".json", b"memspan-tokens-", b"memspan-tokens-0"),
+    ],
+    ids=["truncated", "flipped", "header", "value", "older"],
+)
+def test_damaged_token_files_are_refused(
+    tmp_path: Path, suffix: str, old: bytes, new: bytes
+) -> None:
+    path = tmp_path / "t.bin"
+    write_tokens(path, [[(bytes(100), np.arange(100))]], ByteTokenizer())
+    file = path.with_suffix(suffix)
+    content = file.read_bytes()
+    assert old in content
+    file.write_bytes(content.replace(old, new))
+    with pytest.raises(MemspanError, match=r"damaged .* prepare the corpus again"):
+        read_tokens(path)
+    file.unlink()
+    with pytest.raises(MemspanError, match=rf"{suffix} is missing: .* prepare the corpus again"):
+        read_tokens(path)
+
+
+def test_prepare_uses_and_repairs_its_cache(own_folders: Path) -> None:
+    Path("t.txt").write_text(TEXT)
+    first = prepare("t.txt", "characters")
+    tokens = first.splits["train"].tokens.copy()
+    (path,) = Path("cache/tokens").glob("*/train.bin")
+    made = path.stat().st_mtime_ns
+    again = prepare("t.txt", "characters")
+    assert path.stat().st_mtime_ns == made
+    assert np.array_equal(again.splits["train"].tokens, tokens)
+    path.write_bytes(b"x")
+    repaired = prepare("t.txt", "characters")
+    assert np.array_equal(repaired.splits["train"].tokens, tokens)
+    other = prepare("t.txt", "bytes", with_tokenizer=first.tokenizer)
+    assert other.tokenizer is first.tokenizer
