@@ -26,10 +26,8 @@ FINDINGS = Path("fuzz-findings").absolute()
 MEMORY_DISK = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 """Every input is written to a file."""
 KINDS = (
-    "preset", "config", "weights", "state", "training", "metrics", "memory",
-    "tokenizer", "records",
-    "history",
-    "peer's options", "peer's weights", "peer's vocabulary", "peer's model",
+    "preset", "config", "weights", "state", "training", "metrics", "memory", "tokenizer", "records",
+    "history", "peer's options", "peer's weights", "peer's vocabulary", "peer's model",
 )  # fmt: skip
 MEGABYTES, SECONDS_AN_INPUT = 2048, 20
 
@@ -61,20 +59,10 @@ def fuzz_one(kind: str, seconds: int) -> None:
         if layout(root) != before:
             raise AssertionError(f"other files: {set(layout(root)) ^ set(before)}")
 
-    atheris.Setup(
-        [
-            sys.argv[0],
-            f"-max_total_time={seconds}",
-            f"-timeout={SECONDS_AN_INPUT}",
-            f"-rss_limit_mb={MEGABYTES}",
-            "-max_len=16384",
-            "-len_control=0",
-            "-print_final_stats=1",
-            f"-artifact_prefix={FINDINGS}/{re.sub('[^a-z]+', '-', kind)}-",
-            str(seeds),
-        ],
-        test,
-    )
+    limits = f"-max_total_time={seconds} -timeout={SECONDS_AN_INPUT} -rss_limit_mb={MEGABYTES}"
+    usual = "-max_len=16384 -len_control=0 -print_final_stats=1"
+    found = f"-artifact_prefix={FINDINGS}/{re.sub('[^a-z]+', '-', kind)}-"
+    atheris.Setup([sys.argv[0], *limits.split(), *usual.split(), found, str(seeds)], test)
     atheris.Fuzz()
 
 
@@ -102,24 +90,27 @@ def main() -> None:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )  # fmt: skip
-        runs = [0, *re.findall(r"number_of_executed_units: (\d+)", done.stdout)]
-        edges = [0, *re.findall(r"cov: (\d+)", done.stdout)]
+
+        def last(name: str, said: str = done.stdout) -> int:
+            return int([0, *re.findall(rf"{name}: (\d+)", said)][-1])
+
         rows[kind] = {
-            "executions": int(runs[-1]),
+            "executions": last("number_of_executed_units"),
             "seconds": round(time.monotonic() - start),
-            "edges": int(edges[-1]),
+            "edges": last("cov"),
             "findings": done.stdout.count("Test unit written to"),
         }
         print(f"| {kind} | {' | '.join(map(str, rows[kind].values()))} |", flush=True)
         if done.returncode:
             print(done.stdout[-3000:], flush=True)
     if not options.only:
-        total = {n: sum(r[n] for r in rows.values()) for n in ("executions", "seconds", "findings")}
-        command = {"command": f"python tests/fuzz.py --seconds {options.seconds}"}
-        python = {"python": platform.python_version()}
-        RESULTS.write_text(
-            json.dumps({**command, **python, **total, "kinds": rows}, indent=1) + "\n"
-        )
+        about: dict[str, object] = {
+            "command": f"python tests/fuzz.py --seconds {options.seconds}",
+            "python": platform.python_version(),
+        }
+        for name in ("executions", "seconds", "findings"):
+            about[name] = sum(row[name] for row in rows.values())
+        RESULTS.write_text(json.dumps({**about, "kinds": rows}, indent=1) + "\n")
     sys.exit(any(row["findings"] or not row["executions"] for row in rows.values()))
 
 

@@ -31,7 +31,7 @@ def _documents(name: str, field: str = "text") -> list[bytes]:
 
 def _table(separator: str) -> tuple[bytes, list[bytes]]:
     """With a byte order mark and line breaks as spreadsheets write them; and its texts."""
-    rows = 'id,text\n1,"said ""no"", twice"\n\n2,"two\nlines"\n3,\n'
+    rows = 'text,id\n"said ""no"", twice",1\n\n"two\nlines",2\n,3\n'
     content = b"\xef\xbb\xbf" + rows.replace(",", separator).replace("\n", "\r\n").encode()
     return content, [f'said "no"{separator} twice\n'.encode(), b"two\r\nlines\n", b""]
 
@@ -52,7 +52,7 @@ FILES: dict[str, tuple[bytes, list[bytes] | str]] = {
     # What else a folder may hold; the hidden is not told.
     "a.png": (b"\x89PNG\0\0", "not text"),
     "b.gz": (b"\0\1\2" * 20, "not text"),
-    "a.tar.gz": (bytes(512), "not text"),
+    "a.tar.gz": (NIGHT, "not text"),
     "c.txt": (b" \n" * 40_000, "empty"),
     "c.jsonl": (b'{"text": ""}\n', "empty"),
     "d.txt": (NIGHT.decode().encode("utf-16"), "UTF-16, not UTF-8"),
