@@ -106,9 +106,7 @@ def test_a_named_corpus_has_its_official_splits(name: str, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("name", ["enwik8", "text8"])
-def test_a_hundred_million_bytes_are_cut_at_their_official_places(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_official_cuts_of_large_corpora(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(named, "_member", lambda source, file: {name: bytes(100_000_000)}[file])
     edges = [(text.start, text.stop) for (text,) in CORPORA[name].read().values()]
     assert edges == [(0, 90_000_000), (90_000_000, 95_000_000), (95_000_000, 100_000_000)]
@@ -160,3 +158,9 @@ def test_a_data_set_has_its_own_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     own = {"train": train, "validation": valid, "test": test}
     assert [*corpus.splits.items()] == [*own.items()]
     assert corpus.skipped == ("dev (a split that is not used)", "validation (empty)")
+    # As a part of a corpus: by its own name, or the first that means this split.
+    found = load_corpus({"train": "hf:me/ducks#valid", "validation": "hf:me/ducks"}).splits
+    assert found == {"train": valid, "validation": train}
+    parts.pop("test")
+    with pytest.raises(MemspanError, match=r"no split test: .*hf:me/ducks#train \(train, dev, val"):
+        load_corpus({"train": "hf:me/ducks", "test": "hf:me/ducks"})

@@ -11,14 +11,11 @@ import pytest
 import memspan
 from command_line import SMALL, refused
 from memspan import cli
-from memspan.data import corpora
 from memspan.data.corpora import load_corpus, located
 from memspan.data.options import DataConfig
-from memspan.data.texts import Text
 from memspan.errors import MemspanError
 from memspan.runs.options import load_config
 
-pytestmark = pytest.mark.usefixtures("own_folders")
 OWN = ["--data.train", "a.txt", "--data.validation", "v/*.txt"]
 
 
@@ -111,14 +108,3 @@ def test_flags_replace_a_preset_s_text() -> None:
     again = ["train", "--preset", "own/config.toml", "--data.corpus", "t.txt", "--out", "again"]
     cli.main([*again, "--train.evaluate-tokens", "4", "--train.segment-length", "4"])
     assert load_config(Path("again")).data == DataConfig(corpus=str(Path.cwd() / "t.txt"))
-
-
-def test_of_a_data_set_its_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = {name: [Text.of(name.encode())] for name in ("train", "dev", "more")}
-    monkeypatch.setattr(corpora, "read_dataset", lambda name, field: parts)
-    found = load_corpus({"train": "hf:me/ducks#more", "validation": "hf:me/ducks"}).splits
-    assert found == {"train": parts["more"], "validation": parts["dev"]}
-    with pytest.raises(
-        MemspanError, match=r"no split test: .*hf:me/ducks#train \(train, dev, more"
-    ):
-        load_corpus({"train": "hf:me/ducks", "test": "hf:me/ducks"})

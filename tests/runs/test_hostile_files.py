@@ -31,11 +31,12 @@ from memspan.training import metrics
 
 # One worker makes the files.
 pytestmark = [pytest.mark.hardening, pytest.mark.xdist_group("hostile files")]
+Readers = dict[str, hostile.Reader]
 EXAMPLES = hypothesis.settings(max_examples=20)
 
 
 @pytest.fixture(scope="module")
-def readers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, hostile.Reader]]:
+def readers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Readers]:
     root = tmp_path_factory.mktemp("hostile")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEMSPAN_CACHE", str(root / "cache"))
@@ -69,9 +70,7 @@ VALUES = st.recursive(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_valid_files_load_and_what_once_took_all_memory_is_refused(
-    readers: dict[str, hostile.Reader], kind: str
-) -> None:
+def test_valid_files_and_those_that_once_took_all_memory(readers: Readers, kind: str) -> None:
     """In time: the test as a whole is one of seconds."""
     reader = readers[kind]
     for content in (reader.valid, *reader.others):
@@ -83,9 +82,7 @@ def test_valid_files_load_and_what_once_took_all_memory_is_refused(
 @pytest.mark.parametrize("kind", KINDS)
 @EXAMPLES
 @given(data=st.data())
-def test_any_bytes_load_or_are_refused(
-    readers: dict[str, hostile.Reader], kind: str, data: st.DataObject
-) -> None:
+def test_any_bytes_load_or_are_refused(readers: Readers, kind: str, data: st.DataObject) -> None:
     reader = readers[kind]
     valid = data.draw(st.sampled_from((reader.valid, *reader.others)))
     reader(data.draw(st.binary(max_size=64) | edits(valid)))
@@ -93,9 +90,7 @@ def test_any_bytes_load_or_are_refused(
 
 @EXAMPLES
 @given(data=st.data())
-def test_any_options_load_or_are_refused(
-    readers: dict[str, hostile.Reader], data: st.DataObject
-) -> None:
+def test_any_options_load_or_are_refused(readers: Readers, data: st.DataObject) -> None:
     lines = readers["preset"].valid.decode().splitlines()
     at = data.draw(st.integers(0, len(lines) - 1))
     key = data.draw(st.sampled_from([lines[at].split(" =")[0], "out", "help", "resume"]))
@@ -110,9 +105,7 @@ TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool, 
 
 @EXAMPLES
 @given(data=st.data())
-def test_any_tensors_load_or_are_refused(
-    readers: dict[str, hostile.Reader], data: st.DataObject
-) -> None:
+def test_any_tensors_load_or_are_refused(readers: Readers, data: st.DataObject) -> None:
     """Tensors of other names, types, sizes and values, rightly sealed."""
     for kind in ("memory", "weights", "training"):
         readers[kind](data.draw(retensored(readers[kind].valid)))
@@ -141,7 +134,7 @@ def retensored(draw: st.DrawFn, content: bytes) -> bytes:
     return save(tensors | changed[draw(st.integers(0, 4))], metadata(content))
 
 
-def test_counts_beyond_a_memorys_slots_are_refused(readers: dict[str, hostile.Reader]) -> None:
+def test_counts_beyond_a_memorys_slots_are_refused(readers: Readers) -> None:
     reader = readers["memory"]
     tensors, header = load(reader.valid), metadata(reader.valid)
     counts = [n for n in tensors if "length" in n or n == "tokens_seen"]
@@ -155,7 +148,7 @@ def test_counts_beyond_a_memorys_slots_are_refused(readers: dict[str, hostile.Re
     assert "use a memory of this model" in reader(save(twice, header))
 
 
-def test_sizes_that_are_only_claimed_take_no_memory(readers: dict[str, hostile.Reader]) -> None:
+def test_sizes_that_are_only_claimed_take_no_memory(readers: Readers) -> None:
     config = readers["config"]
     for option in (b"n_layers = 1", b"d_model = 8", b"d_ff = 8"):
         claim = option[:-1] + b"1000000000000"
