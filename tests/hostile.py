@@ -12,7 +12,7 @@ import gzip
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -59,14 +59,15 @@ def forged_checksums() -> Iterator[None]:
 class Reader:
     """A kind of file: a valid one, and what reads it (raises MemspanError or nothing).
 
-    ``refused``: contents that took gigabytes, hung or crashed in earlier versions.
+    ``refused``: contents that took gigabytes, hung or crashed in earlier versions; ``others``: more
+    valid ones.
     """
 
-    def __init__(self, path: str, read: Callable[[], object], *refused: bytes) -> None:
+    def __init__(
+        self, path: str, read: Callable[[], object], *refused: bytes, others: Sequence[bytes] = ()
+    ) -> None:
         self.path, self.read, self.refused = Path(path).absolute(), read, refused
-        self.valid = self.path.read_bytes()
-        self.others: list[bytes] = []
-        """More valid contents."""
+        self.valid, self.others = self.path.read_bytes(), others
 
     def __call__(self, content: bytes) -> str:
         """Read ``content`` in the file's place, then put it back; the refusal, or "" if none."""
@@ -145,12 +146,9 @@ def make_readers() -> dict[str, Reader]:
     )
     Path("tokenizer.json").write_bytes(kinds[0])
     # The published weights are another name of the best checkpoint's: each is damaged alone.
-    published = run / "model.safetensors"
-    content = published.read_bytes()
-    published.unlink()
-    published.write_bytes(content)
+    shutil.copyfile(run / "model.safetensors", here / "copy").replace(run / "model.safetensors")
     newest, old = "run/checkpoints/step-00000002", torch_files.OLD
-    made = {
+    return {
         "preset": Reader("preset.toml", lambda: read_config(here / "preset.toml")),
         "config": Reader("run/config.toml", lambda: memspan.load(run)),
         "history": Reader("run/history.jsonl", read_history),
@@ -159,7 +157,7 @@ def make_readers() -> dict[str, Reader]:
         "training": Reader(f"{newest}/training.safetensors", read_checkpoint),
         "metrics": Reader("run/metrics.jsonl", read_metrics),
         "memory": Reader("read.memory", read_memory),
-        "tokenizer": Reader("tokenizer.json", read_tokenizer),
+        "tokenizer": Reader("tokenizer.json", read_tokenizer, others=kinds[1:]),
         "records": Reader(
             "records.jsonl.gz",
             read_records,
@@ -181,8 +179,6 @@ def make_readers() -> dict[str, Reader]:
             old + b"\x80\x02M\xe9\x03.\x80\x02}.\x80\x02(" + b"NQ" * 99_999 + b".",
         ),
     }
-    made["tokenizer"].others = kinds[1:]
-    return made
 
 
 def _write_authors_model(folder: Path) -> None:

@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 import memspan
-from command_line import SMALL
+from command_line import SMALL, refused
 from memspan import cli
 from memspan.errors import MemspanError
 from memspan.files import disk
@@ -200,15 +201,13 @@ def test_published_weights_come_back_from_their_checkpoint() -> None:
     assert published.read_bytes() == good
 
 
-def test_a_folder_where_nothing_may_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: object, **options: object) -> None:
-        raise OSError(30, "Read-only file system")
-
+def test_a_folder_where_nothing_may_be_written() -> None:
     start.train(OPTIONS, Path("r"))
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "open", refuse)
-        with pytest.raises(MemspanError, match="cannot write in r"):
-            start.resume(Path("r"))
+    with (
+        mock.patch.object(os, "open", side_effect=OSError(30, "Read-only file system")),
+        pytest.raises(MemspanError, match="cannot write in r"),
+    ):
+        start.resume(Path("r"))
     # Old checkpoints would be deleted there: a run from elsewhere must not say where.
     Path("r/checkpoints").rename("elsewhere")
     Path("r/checkpoints").symlink_to(Path("elsewhere").absolute())
@@ -236,23 +235,18 @@ def test_a_state_that_cannot_be_is_refused(change: Any, says: str) -> None:
         start.resume(Path("r"))
 
 
-def test_what_the_system_refuses_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for error, says in (
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
         (OSError(28, "No space left on device", "x"), "No space left on device (x): free some"),
         (MemoryError(), "not enough memory for these sizes"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you"), "not enough memory"),
-    ):
-
-        def fail(*arguments: object, error: Exception = error) -> None:
-            raise error
-
-        monkeypatch.setattr(cli, "_dispatch", fail)
-        with pytest.raises(SystemExit) as stop:
-            cli.main(["evaluate", "r"])
-        assert stop.value.code == 2
-        assert says in capsys.readouterr().err
+    ],
+    ids=["disk", "memory", "tensors"],
+)
+def test_what_the_system_refuses(error: Exception, says: str, capsys: Any) -> None:
+    with mock.patch.object(cli, "_dispatch", side_effect=error):
+        assert says in refused(capsys, "evaluate", "r")
 
 
 def test_brackets_in_the_name_of_a_corpus_are_no_mark_up() -> None:

@@ -55,16 +55,10 @@ def edits(draw: st.DrawFn, content: bytes) -> bytes:
     return content
 
 
+SIZES = st.integers() | st.sampled_from([10**18, -1, 1 << 63, 1 << 40])
 VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.sampled_from([10**18, -1, 1 << 63, 1 << 40])
-    | st.floats()
-    | st.text(max_size=8),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
-    ),
+    st.booleans() | SIZES | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3),
     max_leaves=5,
 )
 
@@ -94,8 +88,7 @@ def test_any_options_load_or_are_refused(readers: Readers, data: st.DataObject) 
     lines = readers["preset"].valid.decode().splitlines()
     at = data.draw(st.integers(0, len(lines) - 1))
     key = data.draw(st.sampled_from([lines[at].split(" =")[0], "out", "help", "resume"]))
-    value = data.draw(VALUES.filter(lambda v: v is not None and not isinstance(v, dict)))
-    lines[at] = f"{key} = {json.dumps(value)}"
+    lines[at] = f"{key} = {json.dumps(data.draw(VALUES))}"
     for kind in ("preset", "config"):
         readers[kind]("\n".join(lines).encode("utf-8", "surrogatepass"))
 
@@ -188,8 +181,7 @@ def test_names_of_corpora_cannot_leave_the_runs_folder(corpus: str) -> None:
         except MemspanError:
             assert not name.isprintable()
             continue
-        assert folder.parts[0] == "runs"
-        assert len(folder.parts) == 2
+        assert folder.parent == Path("runs")
         assert folder.name.startswith("transformer-xl-")
         assert len(os.fsencode(folder.name)) < 256
 

@@ -46,21 +46,15 @@ def test_there_is_one_for_each_paper_within_four_megabytes() -> None:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_it_scores_and_writes_without_a_network(
-    name: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    scores = memspan.evaluate(name, split="all", tokens=1500)
+def test_it_scores_and_writes_as_its_card_says(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    row, run = ROWS[name], memspan.load(name)
+    scores = memspan.evaluate(run, split="all", tokens=1500)
     # Far below a model that knows only how often each letter appears, 4.8.
     assert scores.bits_per_byte is not None
     assert scores.bits_per_byte < 3
     assert scores.as_in_training
-    assert len(memspan.generate(name, "ROMEO:\n", tokens=20).text) == 20
+    assert len(memspan.generate(run, "ROMEO:\n", tokens=20).text) == 20
     assert not caplog.records
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_its_card_says_what_was_measured(name: str) -> None:
-    row, run = ROWS[name], memspan.load(name)
     assert run.config.architecture == row["architecture"] == RECIPES[name].architecture
     assert run.step == row["steps"] == RECIPES[name].steps
     assert sum(p.numel() for p in run.model.parameters()) == row["parameters"]
