@@ -19,9 +19,8 @@ from memspan.data.tokenizers.base import StreamDecoder
 from memspan.data.tokenizers.library import SPACE
 from memspan.data.tokenizers.registry import load_tokenizer, read_tokenizer
 from memspan.errors import MemspanError
-from memspan.runs.options import load_config
 from memspan.training import metrics
-from memspan.training.start import resume, train
+from memspan.training.start import train
 from tiny_runs import OPTIONS
 
 TEXT = "Ein Hase, zwei Häsinnen:\n\tthree hares <end> and 20 more!\n" * 40
@@ -190,14 +189,3 @@ def test_what_is_no_tokenizer_is_refused() -> None:
             read("spm.model")
     with pytest.raises(MemspanError, match="vocab_size belongs"):
         DataConfig(tokenizer="own.json", vocab_size=300)
-
-
-def test_its_path_in_a_run_holds_from_any_folder(tmp_path: Path) -> None:
-    _gpt_2()
-    folder = train(dataclasses.replace(OPTIONS, data=DataConfig("t.txt", "own.json")), "run")
-    config = load_config(folder)
-    assert config.data.tokenizer == str(tmp_path / "own.json")
-    # Given again, it is no change.
-    data = dataclasses.replace(config.data, tokenizer="own.json")
-    more = dataclasses.replace(config.train, steps=7)
-    resume(folder, config=dataclasses.replace(config, data=data, train=more))

@@ -20,6 +20,7 @@ from memspan import cli
 from memspan.data.corpora import load_corpus, located
 from memspan.data.options import DataConfig
 from memspan.data.token_files import difference
+from memspan.data.tokenizers.plain import ByteTokenizer
 from memspan.errors import MemspanError
 from memspan.runs import checkpoints, history
 from memspan.runs.options import RunConfig
@@ -182,7 +183,9 @@ def test_another_environment_is_said_in_one_line(
 def test_runs_work_from_any_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cut_run()
+    """Paths of its text and tokeniser are absolute; given again, they are no change."""
+    ByteTokenizer().save(tmp_path)
+    cut_run(dataclasses.replace(OPTIONS, data=DataConfig("text.txt", "tokenizer.json")))
     Path("elsewhere").mkdir()
     monkeypatch.chdir("elsewhere")
     start.resume(Path("../r"))
@@ -191,8 +194,10 @@ def test_runs_work_from_any_folder(
     assert "say where it is with --corpus PATH" in refused(capsys, "evaluate", "../r")
     more = ["train", "--resume", "../r", "--train.steps", "8"]
     assert "say where it is now with --data.corpus PATH" in refused(capsys, *more)
-    cli.main([*more, "--data.corpus", "book.txt"])
-    assert memspan.load("../r").config.data.corpus == str(tmp_path / "elsewhere/book.txt")
+    cli.main([*more, "--data.corpus", "book.txt", "--data.tokenizer", "../tokenizer.json"])
+    data = memspan.load("../r").config.data
+    assert data.corpus == str(tmp_path / "elsewhere/book.txt")
+    assert data.tokenizer == str(tmp_path / "tokenizer.json")
 
 
 def test_files_of_a_glob_keep_their_splits_where_their_folder_moves() -> None:
