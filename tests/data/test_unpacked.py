@@ -42,7 +42,7 @@ RECORDS = [f"{text}\n".encode() for text in TEXTS]
 NIGHT = b"It was a dark night. " * 20
 FILES: dict[str, tuple[bytes, list[bytes] | str]] = {
     "a.txt": (NIGHT, [NIGHT]),
-    "a.gz": (NIGHT, [NIGHT]),
+    "a.gz": (NIGHT * 400, [NIGHT * 400]),
     "a.jsonl": (LINES, RECORDS),
     "a.jsonl.gz": (LINES, RECORDS),
     "a.csv": _table(","),
@@ -82,13 +82,6 @@ def test_no_record_is_cut_in_two_between_splits() -> None:
     assert _documents("t.jsonl") == RECORDS
     splits = prepare("t.jsonl", "bytes").splits.values()
     assert sum(len(split.document_starts) for split in splits) == len(RECORDS)
-
-
-def test_zipped_text_is_read_like_the_text_itself() -> None:
-    for name in ("a.txt", "b.txt.gz"):
-        _write(name, "Ein kühler Morgen. ".encode() * 9000)
-    plain, zipped = (load_corpus(name).record for name in ("a.txt", "b.txt.gz"))
-    assert zipped["sha256"] == plain["sha256"]
 
 
 def test_a_changed_file_is_unpacked_anew(monkeypatch: pytest.MonkeyPatch) -> None:

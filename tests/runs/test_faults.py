@@ -37,23 +37,19 @@ pytestmark = [pytest.mark.hardening, pytest.mark.usefixtures("tiny_text")]
 def operations(before: Callable[[], None]) -> Iterator[None]:
     """Call ``before`` ahead of everything that is done to a file system to write."""
 
-    def wrapped(original: Any) -> Any:
+    def counted(original: Any, writes: Callable[..., object] = lambda *_: True) -> Any:
         def operation(*arguments: Any, **options: Any) -> Any:
-            before()
+            if writes(*arguments):
+                before()
             return original(*arguments, **options)
 
         return operation
 
-    def opened(path: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
-        if set(mode) & set("wax+"):
-            before()
-        return original_open(path, mode, *arguments, **options)
-
-    original_open = builtins.open
     with pytest.MonkeyPatch.context() as patch:
         for name in ("replace", "link", "unlink", "mkdir", "rmdir", "fsync"):
-            patch.setattr(os, name, wrapped(getattr(os, name)))
-        patch.setattr(builtins, "open", opened)
+            patch.setattr(os, name, counted(getattr(os, name)))
+        writes = lambda path, mode="r", *_: set(mode) & set("wax+")  # noqa: E731
+        patch.setattr(builtins, "open", counted(open, writes))
         yield
 
 
