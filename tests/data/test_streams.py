@@ -1,4 +1,4 @@
-"""Streams against a definition in plain Python: row by row, position by position."""
+"""Streams against their definition: which token is where, in which row, and what begins there."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from memspan.nn import NOT_SCORED
 
 TEXT = np.arange(200, dtype=np.uint8)
 STARTS = np.array([0, 11, 60, 61, 150])
+ENDS = st.lists(st.integers(0, 60), max_size=6)
 # Some documents are empty, the last one too.
-DOCUMENTS = st.none() | st.lists(st.integers(0, 60), max_size=6).map(
-    lambda ends: [0, *sorted(ends)]
-)
+DOCUMENTS = st.none() | ENDS.map(lambda ends: [0, *sorted(ends)])
 
 
 def assert_reads(
@@ -37,9 +36,8 @@ def assert_reads(
     assert segment.inputs.numpy()[inside].tolist() == inputs[inside].tolist()
     marks = begins & (starts is not None)
     marks[:, 0] |= again
-    assert (None if segment.starts is None else segment.starts.tolist()) == (
-        marks.tolist() if marks.any() else None
-    )
+    found = None if segment.starts is None else segment.starts.tolist()
+    assert found == (marks.tolist() if marks.any() else None)
 
 
 @given(st.integers(1, 60), st.integers(1, 5), st.integers(1, 9), DOCUMENTS)
