@@ -148,10 +148,10 @@ def test_a_data_set_has_its_own_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without one for validation, the end of its training text is that; of several, the first with
     text."""
     names = ("train", "test", "valid")
-    train, test, valid = ([Text.of(f"{x} {n:02}".encode()) for n in range(100)] for x in names)
+    train, test, valid = ([Text.of(f"{x} {n}".encode()) for n in range(100)] for x in names)
     parts = {"test": test, "train": train}
     monkeypatch.setattr(corpora, "read_dataset", lambda name, field: parts)
-    cut = {"train": train[:90], "validation": train[90:], "test": test}
+    cut = {"train": train[:91], "validation": train[91:], "test": test}
     assert [*load_corpus("hf:me/ducks").splits.items()] == [*cut.items()]
     parts |= {"dev": train, "valid": valid, "validation": []}
     corpus = load_corpus("hf:me/ducks")
