@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from memspan.data.options import TOKENIZERS
@@ -48,8 +48,9 @@ def test_a_text_is_prepared_encoded_and_decoded(kind: str, own_folders: Path) ->
 def test_unseen_characters_are_unknown_and_other_bytes_refused_with_their_place() -> None:
     tokenizer = train_tokenizer("characters", [b"abc"])
     assert tokenizer.encode("abz€".encode()).tolist() == [1, 2, 0, 0]
-    with pytest.raises(MemspanError, match=r"not UTF-8 \(byte 6\)"):
-        list(tokenizer.encode_stream([b"abc\xc3", b"\xa9c\xff", b"abc"]))
+    for chunks in ([b"abc\xc3", b"\xa9c\xff", b"abc"], [b"abc", b"\xc3\xa9c\xc3"]):
+        with pytest.raises(MemspanError, match=r"not UTF-8 \(byte 6\)"):
+            list(tokenizer.encode_stream(chunks))
 
 
 def test_words_are_ranked_and_limited() -> None:
@@ -58,6 +59,7 @@ def test_words_are_ranked_and_limited() -> None:
     assert tokenizer.words[:2] == ["a", "b"]
     assert {"<eos>", "<unk>"} <= set(tokenizer.words)
     assert len(tokenizer.words) == 5
+    assert train_tokenizer("words", [b"a a"], 2).decode([0, 1]) == b"\n<unk>"
     assert tokenizer.decode(tokenizer.encode(b"a b\nzebra a\n")) == b"a b\n<unk> a\n"
 
 
@@ -105,6 +107,7 @@ def test_what_subwords_need(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @given(st.text("ab'\t \r\n\u00a0\u2028\u3000é世1!.", max_size=300), st.integers(1, 40))
+@example("1a" * 9, 4)
 def test_pieces_change_neither_vocabulary_nor_tokens(kind: str, text: str, size: int) -> None:
     content = text.encode()
     chunks = [content[i : i + size] for i in range(0, len(content), size)]
