@@ -8,6 +8,7 @@ import json
 import math
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,10 +16,9 @@ from rich.console import Console
 
 from memspan import cli
 from memspan.data.options import DataConfig
-from memspan.data.tokenizers.base import Tokenizer
 from memspan.data.tokenizers.plain import ByteTokenizer
 from memspan.data.tokenizers.registry import train_tokenizer
-from memspan.evaluation import Scores, score_tokens
+from memspan.evaluation import score_tokens
 from memspan.models import LanguageModel
 from memspan.training import metrics, start
 from tiny_runs import OPTIONS, options
@@ -28,20 +28,6 @@ UNSEEN = "the quick brown fox jumps over the lazy cät\n" * 20
 LOOP = {"steps": 4, "segment_length": 8, "evaluate_every": 2, "evaluate_tokens": 0}
 
 pytestmark = pytest.mark.usefixtures("own_folders")
-
-
-def trained(text: str, vocab_size: int | None = None) -> str:
-    """Train the run ``run`` on the words of ``text``; what was printed, without line breaks."""
-    Path("text.txt").write_text(text)
-    data = DataConfig("text.txt", "words", vocab_size)
-    console = Console(file=io.StringIO(), record=True, width=1000)
-    start.train(dataclasses.replace(options(**LOOP), data=data), "run", console=console)
-    return " ".join(console.export_text().split())
-
-
-def score(tokenizer: Tokenizer, text: bytes) -> Scores:
-    model = LanguageModel(max(tokenizer.vocab_size, 2), OPTIONS.model).eval()
-    return score_tokens(model, tokenizer.encode(text), tokenizer, segment_length=4)
 
 
 def records(key: str) -> list[dict[str, Any]]:
@@ -63,7 +49,8 @@ def test_scores_count_unknown_tokens_and_have_no_bits_then(
     if kind == "subwords":
         pytest.importorskip("tokenizers")
     tokenizer = train_tokenizer(kind, [training])
-    scores = score(tokenizer, text)
+    model = LanguageModel(max(tokenizer.vocab_size, 2), OPTIONS.model).eval()
+    scores = score_tokens(model, tokenizer.encode(text), tokenizer, segment_length=4)
     assert scores.n_unknown == n_unknown
     assert scores.unknown_share == n_unknown / scores.tokens
     assert scores.perplexity == pytest.approx(math.exp(scores.nats / scores.tokens))
@@ -84,16 +71,36 @@ def test_long_texts_are_counted_in_pieces(monkeypatch: pytest.MonkeyPatch) -> No
     assert ByteTokenizer().count_unknown(np.zeros(7, np.uint8)) == 0
 
 
+@pytest.mark.plots
+@pytest.mark.parametrize(
+    ("text", "vocab_size", "in_training"),
+    [(KNOWN + UNSEEN, None, False), (KNOWN, 5, True)],
+    ids=["at-the-end", "everywhere"],
+)
 def test_training_and_evaluation_say_what_is_unknown(
+    text: str,
+    vocab_size: int | None,
+    in_training: bool,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    said = trained(KNOWN + UNSEEN)
+    """Also where the training text has no such words, and bits per byte."""
+    axes = pytest.importorskip("matplotlib.axes")
+    plot = mock.create_autospec(axes.Axes.plot, side_effect=axes.Axes.plot)
+    monkeypatch.setattr(axes.Axes, "plot", plot)
+    monkeypatch.setattr("memspan.training.terminal.PLAIN_SECONDS", 0)
+    Path("text.txt").write_text(text)
+    data = DataConfig("text.txt", "words", vocab_size)
+    console = Console(file=io.StringIO(), record=True, width=1000)
+    start.train(dataclasses.replace(options(**LOOP), data=data), "run", console=console)
+    said = " ".join(console.export_text().split())
     cli.main(["evaluate", "run", "--json"])
     scores = json.loads(capsys.readouterr().out)
     assert scores["bits_per_byte"] is scores["bits_per_character"] is None
     assert scores["unknown_share"] == scores["n_unknown"] / scores["tokens"] > 0
     share = f"{100 * scores['unknown_share']:.3g}%"
 
+    assert ("(words, 50% unknown)" in said, "bits/byte" in said) == (in_training, not in_training)
     assert f"nats per token ({share} unknown: no bits per byte)" in said
     assert f"memory carried perplexity per token {scores['perplexity']:.2f} memory emptied" in said
     assert "cannot be compared with lzma" in said
@@ -103,8 +110,10 @@ def test_training_and_evaluation_say_what_is_unknown(
     assert [r["step"] for r in validations] == [2, 4]
     assert {r["validation_bits_per_byte"] for r in validations} == {None}
     assert {r["validation_unknown_share"] for r in validations} == {scores["unknown_share"]}
-    # The training text has none.
-    assert records("train_bits_per_byte")[-1]["train_bits_per_byte"] > 0
+    (last,) = records("train_bits_per_byte")
+    assert (last["train_bits_per_byte"] is None) == in_training
+    # Training and validation, both in nats per token.
+    assert [len(drawn.args[1]) for drawn in plot.call_args_list] == [1, 2]
 
     cli.main(["evaluate", "run"])
     said = capsys.readouterr().out
@@ -112,27 +121,3 @@ def test_training_and_evaluation_say_what_is_unknown(
     assert "no bits per byte or character" in said
     assert said.count("bits per") == 1
     assert f"perplexity per token {scores['perplexity']:10.2f}" in said
-
-
-@pytest.mark.plots
-def test_a_small_vocabulary_leaves_training_without_bits_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pytest.importorskip("matplotlib")
-    from matplotlib.axes import Axes
-
-    drawn: list[int] = []
-    plot = Axes.plot
-
-    def counted(self: Axes, *values: Any, **style: Any) -> Any:
-        drawn.append(len(values[0]))
-        return plot(self, *values, **style)
-
-    monkeypatch.setattr(Axes, "plot", counted)
-    monkeypatch.setattr("memspan.training.terminal.PLAIN_SECONDS", 0)
-    said = trained(KNOWN, vocab_size=5)
-    assert "(words, 50% unknown)" in said
-    assert "bits/byte" not in said
-    assert {r["train_bits_per_byte"] for r in records("train_bits_per_byte")} == {None}
-    # Training and validation, both in nats per token.
-    assert drawn == [1, 2]

@@ -1,4 +1,4 @@
-"""What validations decide: the best weights, which checkpoints stay, and an end before the last step."""
+"""What validations decide: the best weights, the checkpoints that stay, and an end before the last."""
 
 from __future__ import annotations
 
