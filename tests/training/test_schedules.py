@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 import memspan
 import tiny_runs
@@ -27,8 +30,8 @@ pytestmark = pytest.mark.usefixtures("tiny_text")
 PEAK, FLOOR, WARMUP, STEPS = 2e-3, 1e-4, 5, 105
 
 
-def options(optim: OptimConfig = OPTIONS.optim, **budget: Any) -> RunConfig[Any]:
-    return tiny_runs.options(optim=optim, **{"steps": None} | budget)
+def options(**budget: Any) -> RunConfig[Any]:
+    return tiny_runs.options(**{"steps": None} | budget)
 
 
 def rates(schedule: Any, **options: Any) -> list[float]:
@@ -75,43 +78,31 @@ GROWING = TrainConfig(
 def test_lengths_double_in_equal_shares() -> None:
     lengths = [GROWING.segment_length_at(step) for step in range(20)]
     assert lengths == [2] * 4 + [4] * 4 + [8] * 4 + [10] * 8
-    for step in range(21):
-        assert GROWING.tokens_read(step) == sum(lengths[:step])
-    plain = TrainConfig(segment_length=10)
-    assert [plain.segment_length_at(step) for step in (0, 999)] == [10, 10]
-    assert plain.tokens_read(7) == 70
     # With accumulation that changes, too.
-    loop = dataclasses.replace(GROWING, accumulate=2, accumulate_later=3, accumulate_from=6)
-    expected = sum(
-        loop.segment_length_at(step) * loop.segments_per_update(step) for step in range(20)
-    )
-    assert loop.tokens_read(20) == expected
+    grows = dataclasses.replace(GROWING, accumulate=2, accumulate_later=3, accumulate_from=6)
+    for loop in (GROWING, grows, TrainConfig(segment_length=10)):
+        read = [loop.segment_length_at(n) * loop.segments_per_update(n) for n in range(20)]
+        assert [loop.tokens_read(n) for n in range(21)] == [sum(read[:n]) for n in range(21)]
 
 
-def test_streams_go_on_where_they_are() -> None:
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=30))
+@example([2, 4, 8, 10, 10, 10, 10, *[6] * 7, 4, 45])
+def test_streams_go_on_where_they_are(lengths: list[int]) -> None:
     """Segments of different lengths join without a gap; a pass that cannot hold one starts again."""
-    streams = Streams(np.arange(101), 2, 10)
-    seen = []
-    for length in (2, 4, 8, 10, 10, 10):
+    streams, offset, epoch = Streams(np.arange(101), 2, lengths[0]), 0, 0
+    for before, length in pairwise([lengths[0], *lengths]):
         streams.set_segment_length(length)
+        # Of the 50 tokens of a row.
+        if offset + max(before, length) > 50:
+            offset, epoch = 0, epoch + 1
+        assert (streams.offset, streams.epoch) == (offset, epoch)
         segment = streams.next()
-        assert segment.inputs.shape == (2, length)
-        assert segment.starts is None
-        seen += segment.inputs[1].tolist()
-    assert seen == list(range(50, 94))
-    # 44 of 50 tokens are read, ten more do not fit.
-    assert streams.epoch == 1
-    segment = streams.next()
-    assert segment.inputs[:, 0].tolist() == [0, 50]
-    assert segment.starts[:, 0].all()
-    streams.set_segment_length(6)
-    for _ in range(6):
-        streams.next()
-    # 46 of 50 are read, six more do not fit.
-    assert (streams.offset, streams.epoch) == (0, 2)
-    streams.next()
-    streams.set_segment_length(45)
-    assert (streams.offset, streams.epoch) == (0, 3)
+        assert segment.inputs.tolist() == [
+            [row + offset + n for n in range(length)] for row in (0, 50)
+        ]
+        assert (segment.starts is not None) == (offset == 0 < epoch)
+        assert segment.starts is None or segment.starts[:, 0].all()
+        offset += length
 
 
 def test_a_curriculum_that_ends_above_the_corpus() -> None:
@@ -153,6 +144,9 @@ def test_a_budget_that_is_given_replaces_another(capsys: pytest.CaptureFixture[s
     cli.main(["train", "--preset", "r/config.toml", "--train.steps", "2", "--out", "two"])
     assert load_config(Path("two")).train.max_tokens is None
     assert memspan.load("two").config.train.steps == 2
+    # Six updates of eight tokens: so many steps has the schedule.
+    found = [record.get("learning_rate") for record in metrics.read(Path("r/metrics.jsonl"))]
+    assert found == [None, learning_rate(5, OPTIONS.optim, 6), None]
     line = refused(capsys, "train", "--resume", "r")
     assert "train.max_tokens is 48; to go on: " in line
     assert line.endswith("train --resume r --train.max-tokens 96")
@@ -177,12 +171,3 @@ def test_budgets_that_are_none(capsys: pytest.CaptureFixture[str]) -> None:
         (["--train.max-tokens", "x"], "--train.max-tokens takes an integer, not 'x'"),
     ):
         assert says in refused(capsys, "train", *flags)
-
-
-def test_a_run_follows_its_budget() -> None:
-    optim = OptimConfig(schedule="warmup-stable-decay", warmup_steps=1, decay_steps=2)
-    # Six updates of eight tokens, the last two of which decay.
-    start.train(options(optim, max_tokens=48), Path("r"))
-    records = metrics.read(Path("r/metrics.jsonl"))
-    (last,) = [record["learning_rate"] for record in records if "learning_rate" in record]
-    assert last == pytest.approx((PEAK + FLOOR) / 2)
