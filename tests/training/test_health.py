@@ -80,10 +80,10 @@ def test_skipped_updates_change_nothing_and_are_counted(spoilt: dict[int, float]
 
 
 def test_training_gives_up_where_skipping_does_not_help(spoilt: dict[int, float]) -> None:
-    spoilt |= dict.fromkeys(range(3, 200), math.nan)
+    spoilt |= dict.fromkeys([3, *range(5, 200)], math.nan)
     options = run("transformer-xl", non_finite="skip", steps=200, save_every=0)
     left_out = f"{MOST_SKIPS_IN_A_ROW} updates in a row were skipped"
-    with pytest.raises(MemspanError, match=f"at step {2 + MOST_SKIPS_IN_A_ROW} .*{left_out}"):
+    with pytest.raises(MemspanError, match=f"at step {4 + MOST_SKIPS_IN_A_ROW} .*{left_out}"):
         start.train(options, Path("r"))
 
 
