@@ -20,7 +20,6 @@ from memspan.errors import MemspanError
 from memspan.models import LanguageModel
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.feedback.config import FeedbackConfig
-from memspan.models.options import EmbeddingConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig as XL
 from memspan.ops.feedback.attention import Distances, feedback_attention
 from memspan.ops.relative import Positions, relative_attention
@@ -34,7 +33,7 @@ BYTES = ByteTokenizer()
 
 
 def run_of(model: Any, tokenizer: Tokenizer = BYTES, name: str = "transformer-xl") -> Run:
-    made = randomise(LanguageModel(tokenizer.vocab_size, model, EmbeddingConfig()), seed=3)
+    made = randomise(LanguageModel(tokenizer.vocab_size, model), seed=3)
     config = RunConfig(model=model, architecture=name)  # type: ignore[arg-type]
     return Run(Path("source"), config, tokenizer, made, 0, {})
 
@@ -82,11 +81,8 @@ def test_the_report_is_the_truth() -> None:
     theirs |= {t.sum().item() for t in source.model.backbone.content_bias}
     after = model.state_dict()
     assert sorted([*report.mapped, *report.partly, *report.fresh]) == sorted(after)
-    assert report.fresh == [
-        "backbone.layer_weights",
-        "backbone.memory_norm.weight",
-        "backbone.memory_norm.bias",
-    ]
+    fresh = ["layer_weights", "memory_norm.weight", "memory_norm.bias"]
+    assert report.fresh == [f"backbone.{name}" for name in fresh]
     for name in report.mapped:
         assert after[name].sum().item() in theirs, name
         assert not torch.equal(after[name], before[name]), name
@@ -105,41 +101,33 @@ def test_the_report_is_the_truth() -> None:
 
 
 def test_the_same_architecture_is_taken_whole() -> None:
-    config = FeedbackConfig(**SIZE)
-    source = run_of(config, name="feedback")
-    model = feedback_of()
+    source, model = run_of(FeedbackConfig(**SIZE), name="feedback"), feedback_of()
     report = initialise_from(model, BYTES, source)
     assert report.fresh == report.partly == []
     assert model.fingerprint() == source.model.fingerprint()
 
 
 @pytest.mark.parametrize(
-    ("source", "message"),
+    ("source", "characters", "message"),
     [
-        (XL(**SIZE | {"d_model": 12}), "same width, set --model.d-model 12"),
-        (XL(**SIZE | {"n_heads": 4}), "--model.n-heads"),
-        (XL(**SIZE, d_head=3), "--model.d-head"),
-        (CompressiveConfig(**SIZE), "transformer-xl"),
+        (XL(**SIZE | {"d_model": 12}), "abc", "same width, set --model.d-model 12"),
+        (XL(**SIZE | {"n_heads": 4}), "abc", "--model.n-heads"),
+        (XL(**SIZE, d_head=3), "abc", "--model.d-head"),
+        (CompressiveConfig(**SIZE), "abc", "transformer-xl"),
+        # Another size, and the same size with other words.
+        (XL(**SIZE), "abcd", "another vocabulary"),
+        (XL(**SIZE), "abd", "another vocabulary"),
     ],
+    ids=["width", "heads", "head", "architecture", "more-characters", "other-characters"],
 )
-def test_what_does_not_fit_is_refused(source: Any, message: str) -> None:
-    model = feedback_of()
+def test_what_does_not_fit_is_refused(source: Any, characters: str, message: str) -> None:
+    tokenizer = CharacterTokenizer("abc")
+    model = LanguageModel(tokenizer.vocab_size, FeedbackConfig(**SIZE))
     before = model.fingerprint()
     with pytest.raises(MemspanError, match=message) as caught:
-        initialise_from(model, BYTES, run_of(source))
+        initialise_from(model, tokenizer, run_of(source, CharacterTokenizer(characters)))
     assert "\n" not in str(caught.value)
     assert model.fingerprint() == before
-
-
-def test_another_vocabulary_is_refused() -> None:
-    """Another size, and the same size with other words."""
-    for ours, theirs in (("abc", "abcd"), ("abc", "abd")):
-        model = LanguageModel(
-            CharacterTokenizer(ours).vocab_size, FeedbackConfig(**SIZE), EmbeddingConfig()
-        )
-        source = run_of(XL(**SIZE), CharacterTokenizer(theirs))
-        with pytest.raises(MemspanError, match="another vocabulary"):
-            initialise_from(model, CharacterTokenizer(ours), source)
 
 
 def test_training_starts_from_the_run(own_folders: Path) -> None:
