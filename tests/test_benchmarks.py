@@ -1,4 +1,4 @@
-"""`make bench`: its rows, what is counted, and that a measurement leaves no setting behind."""
+"""`make bench`, its rows and what is counted; and trainings that are compared: each is made once."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
+import findings
 import throughput
 import timing
+import trainings
 import works
 from peers import registry
+from sides import n_parameters
 from works import LARGE_OPERATIONS, LARGE_PRODUCT, PRECISIONS, autocast, operations
 
 RESULTS = Path(throughput.__file__).parent / "results"
@@ -109,3 +112,25 @@ def test_committed_rows_can_be_shown(name: str) -> None:
     rows = json.loads((RESULTS / name).read_text())["rows"]
     assert all(row["precision"] in PRECISIONS for row in rows)
     assert len(throughput.table(rows).splitlines()) > len(rows)
+
+
+def test_every_variant_is_a_model() -> None:
+    for row, group in findings.ROWS.items():
+        for variant in group.variants:
+            assert n_parameters(findings.config_of(row, variant, 1, 10)) > 100_000
+
+
+def test_trainings_are_made_once(tmp_path: Path) -> None:
+    path, text = tmp_path / "rows.json", tmp_path / "text.txt"
+    text.write_text("to be or not to be, " * 300)
+    jobs = findings.jobs_of(["positions"], [2], steps=1)
+    (job,) = [job for job in jobs if job["variant"] == "distances"]
+    assert trainings.missing([job], path) == [job]
+    found = findings.run(job, text)
+    trainings.keep(job | found, path)
+    assert trainings.missing([job], path) == []
+    # Another seed or length is another training.
+    others = [job | {"seed": 1}, job | {"steps": 2}]
+    assert trainings.missing(others, path) == others
+    # Trained without memory; longer ones are read, too.
+    assert found["by_memory_length"]["0"] == found["nats"] != found["by_memory_length"]["128"]

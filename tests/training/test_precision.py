@@ -43,31 +43,29 @@ def _settings_stay(tiny_text: None) -> Iterator[None]:
 # ----- Settings of torch
 
 
-def test_what_torch_had_set_holds_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("was", ["as it starts", "set as a whole", "set for a library"])
+def test_what_torch_had_set_holds_again(was: str) -> None:
     """Also after an error, and where its newer settings, library by library, were used."""
-
-    def by_library() -> None:
-        precision._libraries()[-1].fp32_precision = "bf16"
-
-    starts = [lambda: None, lambda: torch.set_float32_matmul_precision("high")]
-    starts += [by_library] if precision._libraries() else []
-    untouched = [library.fp32_precision for library in precision._libraries()]
-    for begin in starts:
-        begin()
-        before = setting()
-        for wanted in ("medium", "highest"):
-            with contextlib.suppress(KeyError), Precision(matmul=wanted).applied(CPU):
-                assert torch.get_float32_matmul_precision() == wanted
-                raise KeyError
-            assert setting() == before
-        with Precision("bfloat16").applied(CPU):
-            assert torch.is_autocast_enabled("cpu")
-            with Precision().applied(CPU):
-                assert not torch.is_autocast_enabled("cpu")
+    libraries = precision._libraries()
+    untouched = [library.fp32_precision for library in libraries]
+    if was == "set as a whole":
+        torch.set_float32_matmul_precision("high")
+    elif was == "set for a library" and libraries:
+        libraries[-1].fp32_precision = "bf16"
+    before = setting()
+    for wanted in ("medium", "highest"):
+        with contextlib.suppress(KeyError), Precision(matmul=wanted).applied(CPU):
+            assert torch.get_float32_matmul_precision() == wanted
+            raise KeyError
         assert setting() == before
-        torch.set_float32_matmul_precision("highest")
-        for library, value in zip(precision._libraries(), untouched, strict=True):
-            library.fp32_precision = value
+    with Precision("bfloat16").applied(CPU):
+        assert torch.is_autocast_enabled("cpu")
+        with Precision().applied(CPU):
+            assert not torch.is_autocast_enabled("cpu")
+    assert setting() == before
+    torch.set_float32_matmul_precision("highest")
+    for library, value in zip(libraries, untouched, strict=True):
+        library.fp32_precision = value
 
 
 # ----- What the options mean

@@ -27,46 +27,46 @@ from memspan.training.options import OptimConfig, TrainConfig
 from tiny_runs import OPTIONS, TEXT
 
 pytestmark = pytest.mark.usefixtures("tiny_text")
-PEAK, FLOOR, WARMUP, STEPS = 2e-3, 1e-4, 5, 105
+PEAK, FLOOR = 2e-3, 1e-4
 
 
 def options(**budget: Any) -> RunConfig[Any]:
     return tiny_runs.options(**{"steps": None} | budget)
 
 
-def rates(schedule: Any, **options: Any) -> list[float]:
-    optim = OptimConfig(schedule=schedule, warmup_steps=WARMUP, **options)
-    found = [learning_rate(step, optim, STEPS) for step in range(STEPS)]
-    assert found[:WARMUP] == pytest.approx([PEAK * (n + 1) / WARMUP for n in range(WARMUP)])
-    return found[WARMUP:]
+def falling(n: int, floor: float = FLOOR) -> list[float]:
+    return [PEAK - (PEAK - floor) * step / n for step in range(n)]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "more", "expected"),
+    [
+        ("linear", {}, falling(100)),
+        ("linear", {"min_learning_rate": 0.0}, falling(100, floor=0.0)),
+        ("linear", {"min_learning_rate": 1.0}, [PEAK] * 100),
+        # A fifth of all steps decays, or as many as are asked for and warm-up leaves.
+        ("warmup-stable-decay", {}, [PEAK] * 79 + falling(21)),
+        ("warmup-stable-decay", {"decay_steps": 10}, [PEAK] * 90 + falling(10)),
+        ("warmup-stable-decay", {"decay_steps": 100}, falling(100)),
+        ("warmup-stable-decay", {"decay_steps": 1000}, falling(100)),
+        ("constant", {}, [PEAK] * 100),
+        ("inverse-sqrt", {}, [PEAK * math.sqrt(5 / (step + 6)) for step in range(100)]),
+    ],
+    ids=lambda value: "" if isinstance(value, list) else str(value),
+)
+def test_rates_follow_their_schedule(
+    schedule: Any, more: dict[str, Any], expected: list[float]
+) -> None:
+    optim = OptimConfig(schedule=schedule, warmup_steps=5, **more)
+    warmup = [PEAK * n / 5 for n in range(1, 6)]
+    assert [learning_rate(n, optim, 105) for n in range(105)] == pytest.approx(warmup + expected)
 
 
 def test_cosine() -> None:
     """Bit for bit as it has always been: it is resumed."""
-    assert rates("cosine") == [
+    assert [learning_rate(n, OptimConfig(warmup_steps=5), 105) for n in range(5, 105)] == [
         FLOOR + (PEAK - FLOOR) * (1 + math.cos(math.pi * (n / 100))) / 2 for n in range(100)
     ]
-
-
-def test_linear() -> None:
-    assert rates("linear") == pytest.approx([PEAK - (PEAK - FLOOR) * n / 100 for n in range(100)])
-    assert rates("linear", min_learning_rate=0.0)[-1] == pytest.approx(PEAK / 100)
-    assert rates("linear", min_learning_rate=1.0) == [PEAK] * 100
-
-
-@pytest.mark.parametrize(("given", "n_decay"), [(None, 21), (10, 10), (100, 100), (1000, 100)])
-def test_warmup_stable_decay(given: int | None, n_decay: int) -> None:
-    """A fifth of all steps decays, or as many as are asked for and warm-up leaves."""
-    found = rates("warmup-stable-decay", decay_steps=given)
-    assert found[: 100 - n_decay] == [PEAK] * (100 - n_decay)
-    falling = [PEAK - (PEAK - FLOOR) * n / n_decay for n in range(n_decay)]
-    assert found[100 - n_decay :] == pytest.approx(falling)
-
-
-def test_schedules_without_an_end() -> None:
-    assert rates("constant") == [PEAK] * 100
-    slow = OptimConfig(schedule="inverse-sqrt", warmup_steps=4)
-    assert learning_rate(15, slow, STEPS) == learning_rate(15, slow, 16) == pytest.approx(1e-3)
 
 
 # Segments that grow: 2, 4 and 8 tokens for four steps each, then 10 for good.

@@ -51,13 +51,11 @@ def test_scores_of_a_transformer_xl_are_kept(positions: str, tied: bool) -> None
     model = feedback_of(max_distance=9)
     initialise_from(model, BYTES, source)
     q, k, v = (torch.randn(1, 2, n, 4) for n in (1, 6, 6))
-    for n, layer in enumerate(model.backbone.layers):
-        theirs = source.model.backbone
+    theirs = source.model.backbone
+    codes = theirs.span().codes(theirs.config, 7, 5, theirs.content_bias)
+    for n, (layer, taken) in enumerate(zip(model.backbone.layers, theirs.stack(), strict=True)):
         u, w = theirs.biases(n)
-        attention = next(a for i, a in enumerate(theirs.stack()) if i == n).attention
-        keys, scores = attention.distances(
-            theirs.span().codes(theirs.config, 7, 5, theirs.content_bias)
-        )
+        keys, scores = taken.attention.distances(codes)
         # Ours does not see itself: the distance 0 is left out.
         expected = relative_attention(
             q, torch.cat([k, q], 2), torch.cat([v, q], 2),
