@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -161,15 +162,12 @@ def test_a_precision_that_is_not_here(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     start.train(options(precision="bfloat16"), Path("r"))
-
-    def none(self: Precision, device: torch.device) -> Any:
-        raise RuntimeError("bfloat16 is not supported")
-
+    none = Mock(side_effect=RuntimeError("bfloat16 is not supported"))
     files = {path: path.read_bytes() for path in Path("r").rglob("*") if path.is_file()}
-    with monkeypatch.context() as patch:
+    refusal = pytest.raises(MemspanError, match="cpu has no bfloat16: use precision float32")
+    with monkeypatch.context() as patch, refusal:
         patch.setattr(Precision, "autocast", none)
-        with pytest.raises(MemspanError, match="cpu has no bfloat16: use precision float32"):
-            start.resume(Path("r"), config=options(steps=4))
+        start.resume(Path("r"), config=options(steps=4))
     assert {path: path.read_bytes() for path in files} == files
     start.resume(Path("r"), console=Console(), config=options(precision="float32", steps=4))
     assert 'precision "bfloat16", now "float32"' in " ".join(capsys.readouterr().out.split())

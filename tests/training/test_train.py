@@ -9,6 +9,7 @@ import signal
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -103,9 +104,7 @@ def test_an_interrupt_saves(name: str) -> None:
 
 
 def test_a_full_disk_keeps_the_last_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(handle: int) -> None:
-        raise OSError(28, "No space left on device")
-
+    full = Mock(side_effect=OSError(28, "No space left on device"))
     with (
         at_step(5, lambda _: monkeypatch.setattr(os, "fsync", full)),
         pytest.raises(MemspanError, match="No space left on device"),

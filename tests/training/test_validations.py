@@ -101,7 +101,9 @@ def test_more_patience_goes_on(
     assert "the last 2 validations did not lower the best loss by more than 0.01 nats" in line
     assert line.endswith("train --resume r --train.early-stopping-patience 4")
     cli.main(["train", "--resume", "r", "--train.early-stopping-patience", "4"])
-    assert "stopped early at step 5: the last 4 validations" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "stopped early at step 5: the last 4 validations" in said
+    assert "it is that of step 1\n" in said
     # One option turns it off.
     cli.main(["train", "--resume", "r", "--train.early-stopping-patience=None"])
     assert step_of("r") == 12
