@@ -82,26 +82,18 @@ def test_rows_of_all_peers() -> None:
 
 
 def test_a_measurement_from_end_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = replace(
-        registry.S, d_model=8, n_heads=2, n_layers=1, d_ff=8, segment_length=4, memory_length=4
-    )
-    monkeypatch.setitem(registry.SIZES["transformer-xl"], "S", replace(small, batch_size=1))
+    sizes = {"d_model": 8, "n_heads": 2, "n_layers": 1, "d_ff": 8, "batch_size": 1}
+    small = replace(registry.S, **sizes, segment_length=4, memory_length=4)
+    monkeypatch.setitem(registry.SIZES["transformer-xl"], "S", small)
     monkeypatch.setattr(throughput, "interleaved", partial(timing.interleaved, seconds=1e-4))
     monkeypatch.setattr(throughput, "peak_of", lambda *_: 2**20)
     # Of all that the test process holds: seconds in every round.
     monkeypatch.setattr(timing.gc, "collect", lambda: 0)
-    rows = throughput.measure(
-        "transformer-xl",
-        "S",
-        ["train", "evaluate", "generate"],
-        ["plain-gpt"],
-        ["float32", "bfloat16"],
-        1,
-    )
+    asked = ["train", "evaluate", "generate"]
+    rows = throughput.measure("transformer-xl", "S", asked, ["plain-gpt"], PRECISIONS, 1)
     # The plain GPT generates nothing here.
-    assert [(row["work"], row["precision"]) for row in rows] == [
-        (work, p) for work in ("train", "evaluate") for p in ("float32", "bfloat16")
-    ]
+    expected = [(work, precision) for work in asked[:2] for precision in PRECISIONS]
+    assert [(row["work"], row["precision"]) for row in rows] == expected
     assert all(row["ratio"] > 0 for row in rows)
     assert all(("products_share" in row) == (row["work"] == "train") for row in rows)
     assert json.loads(json.dumps(rows)) == rows

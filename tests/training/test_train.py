@@ -38,13 +38,7 @@ COMPRESSIVE = CompressiveConfig(**SIZES, memory_length=8, compressed_length=3, c
 BY_MEMORY = dataclasses.replace(COMPRESSIVE, auxiliary_loss="none", task_gradient=True)
 FAVOR = FastWeightsConfig(**SIZES, feature_map="favor", favor_redraw=True)
 WARMED, CONSTANT = OptimConfig(warmup_steps=5), OptimConfig(schedule="constant")
-LOOP = {
-    "steps": 12,
-    "segment_length": 8,
-    "evaluate_every": 5,
-    "evaluate_tokens": 64,
-    "save_every": 4,
-}
+LOOP = {"steps": 12, "segment_length": 8, "save_every": 4}
 
 
 def config(model: Any = MODEL, optim: OptimConfig = WARMED, **loop: Any) -> RunConfig[Any]:
@@ -178,7 +172,7 @@ def test_an_update_is_the_mean_over_all_that_it_scores(
 @pytest.mark.plots
 def test_statistics_are_logged_and_drawn() -> None:
     """Per layer, in training and at validation; the shares of attention as a picture."""
-    start.train(config(COMPRESSIVE), Path("run"))
+    start.train(config(COMPRESSIVE, evaluate_tokens=64), Path("run"))
     records = metrics.read(Path("run/metrics.jsonl"))
     validations = [r for r in records if "validation_bits_per_byte" in r]
     for record in validations:
