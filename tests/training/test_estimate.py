@@ -126,7 +126,7 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     """The weights would fit, and the sample; not all rows' activations."""
     Path("text.txt").write_text("some text " * 500)
-    monkeypatch.setattr(sizes, "_machine_memory", lambda: 4.3e8)
+    monkeypatch.setattr(sizes, "_machine_memory", lambda: 4.6e8)
     flags = ["--data.corpus", "text.txt", "--train.segment-length", "32", "--train.device", "cpu"]
     said = refused(capsys, "train", *dry, *flags, "--train.batch-size", "64")
     assert "training would take" in said
