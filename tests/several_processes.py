@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,27 +23,20 @@ from memspan.nn import NOT_SCORED
 from memspan.ops.fast_weights import compiled as delta_rule_loop
 from memspan.ops.feedback import compiled as feedback_loop
 from memspan.training import metrics, start, trainer, updates
-from memspan.training.optimisers import Groups, MakeOptimiser
-from odd_optimiser import Odd
-from tiny_runs import spoil_memory
+from memspan.training.optimisers import MakeOptimiser
+from tiny_runs import Odd, spoil_memory
 from warm import Child
 
-
-def odd(groups: Groups) -> Odd:
-    """Without random numbers, which processes draw on their own."""
-    return Odd(groups, noise=0.0)
-
-
-OWN: dict[str, MakeOptimiser] = {"odd": odd}
+OWN: dict[str, MakeOptimiser] = {"odd": partial(Odd, noise=0.0)}
+"""Without random numbers, which processes draw on their own."""
 
 
 def run(job: dict[str, Any], processes: Processes = ALONE) -> None:
     """Train in ``job["folder"]`` with the options ``config``, or resume the run there, up to the step
-    ``stop`` where there is one.
+    ``stop`` where there is one; each segment's last row is scored in part.
 
     ``copy``: the run to resume, which is left as it is. ``spoil``: the step before which the last row
-    of memory becomes NaN. ``unscored``: tokens of each segment's last row that are not scored.
-    ``optimiser``: what makes it, by its name in ``OWN``.
+    of memory becomes NaN. ``optimiser``: what makes it, by its name in ``OWN``.
     """
     original = updates.Updater.update
     next_segment = Streams.next
@@ -60,7 +55,7 @@ def run(job: dict[str, Any], processes: Processes = ALONE) -> None:
     def partly_scored(self: Streams) -> Segment:
         segment = next_segment(self)
         targets = segment.targets.clone()
-        targets[-1, : job["unscored"]] = NOT_SCORED
+        targets[-1, :4] = NOT_SCORED
         return replace(segment, targets=targets)
 
     folder, own = Path(job["folder"]), OWN.get(job.get("optimiser", ""))
@@ -69,8 +64,7 @@ def run(job: dict[str, Any], processes: Processes = ALONE) -> None:
     processes.wait()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(updates.Updater, "update", update)
-        if "unscored" in job:
-            patch.setattr(Streams, "next", partly_scored)
+        patch.setattr(Streams, "next", partly_scored)
         if "config" in job:
             start.train(job["config"], folder, optimiser=own, processes=processes)
         else:
@@ -98,6 +92,8 @@ def work(jobs: list[dict[str, Any]]) -> None:
     metrics.plot = lambda *_: []
     with joined() as processes:
         for job in jobs:
+            # Shown where it fails.
+            print(job["folder"], file=sys.stderr)
             run(job, processes)
 
 

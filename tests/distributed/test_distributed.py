@@ -17,6 +17,7 @@ from torch.distributed.run import main as torchrun
 
 import memspan
 import tiny_runs
+from command_line import harm
 from memspan import cli
 from memspan.data.options import DataConfig
 from memspan.errors import MemspanError
@@ -36,24 +37,48 @@ from tiny_runs import assert_same
 from warm import Child, listeners, wait_for, workers
 
 SMALL: dict[str, Any] = {"n_layers": 2, "d_model": 16, "n_heads": 2, "d_ff": 24}
-ADAPTIVE = EmbeddingConfig(cutoffs=(3, 6), div_val=2, d_embed=8)
-MODELS: dict[str, tuple[Any, EmbeddingConfig, dict[str, int]]] = {
-    # Tied and adaptive embeddings, parameters without gradient, gradients through several segments.
-    "transformer-xl": (TransformerXLConfig(**SMALL, memory_length=8), ADAPTIVE, {"accumulate": 3}),
-    "compressive": (
-        CompressiveConfig(**SMALL, memory_length=8, compressed_length=4, compression_rate=2),
-        EmbeddingConfig(),
-        {"accumulate": 3, "gradient_segments": 2},
-    ),
-    "feedback": (FeedbackConfig(**SMALL, memory_length=8), EmbeddingConfig(), {}),
-    "fast-weights": (FastWeightsConfig(**SMALL), EmbeddingConfig(tie=False), {}),
-    "gated-delta-net": (GatedDeltaNetConfig(**SMALL), EmbeddingConfig(), {}),
+XL, FAST = TransformerXLConfig(**SMALL, memory_length=8), FastWeightsConfig(**SMALL)
+COMPRESSIVE = CompressiveConfig(**SMALL, memory_length=8, compressed_length=4, compression_rate=2)
+IMPROVES_TOO_LITTLE = {"early_stopping_patience": 2, "early_stopping_threshold": 10.0}
+EMBEDDINGS = {
+    XL: EmbeddingConfig(cutoffs=(3, 6), div_val=2, d_embed=8),
+    FAST: EmbeddingConfig(tie=False),
 }
-SPOILT = (("fast-weights", "ddp"), ("compressive", "fsdp"))
-"""Where a row of one process's memory becomes NaN, and all leave that update out."""
-KINDS = ("ddp", "fsdp")
+CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
+    # Tied and adaptive embeddings, parameters without gradient, gradients through several segments.
+    "transformer-xl": (XL, {"accumulate": 3, "save_every": 1}, {}),
+    "compressive": (COMPRESSIVE, {"accumulate": 3, "gradient_segments": 2}, {}),
+    "feedback": (FeedbackConfig(**SMALL, memory_length=8), {}, {}),
+    "fast-weights": (FAST, {}, {}),
+    "gated-delta-net": (GatedDeltaNetConfig(**SMALL), {}, {}),
+    # A row of the last process's memory becomes NaN, and all leave that update out.
+    "spoilt-fast-weights": (FAST, {"non_finite": "skip"}, {"spoil": 2}),
+    "spoilt-compressive": (COMPRESSIVE, {"non_finite": "skip"}, {"spoil": 2}),
+    # All stop together, and count on when they are resumed.
+    "early-stopping": (FAST, {"evaluate_every": 1, **IMPROVES_TOO_LITTLE}, {}),
+    # Other optimisers than the usual one; odd is a function's.
+    "sgd": (FAST, {}, {"optimiser": "sgd"}),
+    "odd": (FAST, {}, {"optimiser": "odd"}),
+    # Each process draws numbers of its own.
+    "dropout": (dataclasses.replace(XL, dropout=0.2), {}, {}),
+}
+"""Models, options of the loop and of jobs as :func:`several_processes.run` takes them."""
+# PyTorch has it from 2.9 on.
+if hasattr(torch.optim, "Muon"):
+    CASES["muon"] = FAST, {}, {"optimiser": "muon"}
+KINDS = {"spoilt-fast-weights": ["ddp"], "spoilt-compressive": ["fsdp"], "sgd": ["fsdp"]}
+KINDS["dropout"] = []
+AS_ONE = [(case, kind) for case in CASES for kind in KINDS.get(case, ["ddp", "fsdp"])]
+# Stopped in two processes, and resumed in so many.
+RESUMED: dict[tuple[str, str], tuple[int, ...]] = {
+    ("transformer-xl", "fsdp"): (1, 2, 4),
+    ("compressive", "ddp"): (1, 2, 4),
+    ("early-stopping", "fsdp"): (1, 2),
+    ("dropout", "ddp"): (2,),
+}
+RESUMED |= {(case, kind): (1, 2) for case, kind in AS_ONE if "optimiser" in CASES[case][2]}
 several = pytest.mark.processes
-STEPS, CUT = 5, 3
+STEPS, CUT = 5, 2
 SOURCE = str(Path(memspan.__file__).parents[1])
 
 
@@ -68,15 +93,24 @@ def _text(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begin(monkeypatch)
 
 
-def config(name: str, kind: str = "ddp", model: Any = None, **loop: Any) -> RunConfig[Any]:
-    usual, embedding, more = MODELS[name]
+def config(case: str, kind: str = "ddp", **more: Any) -> RunConfig[Any]:
+    model, loop, job = CASES[case]
     settings = {"steps": STEPS, "batch_size": 4, "segment_length": 6, "parallel": kind}
-    settings |= {"evaluate_every": STEPS, "evaluate_tokens": 34, "save_every": 0, **more, **loop}
-    options = tiny_runs.options(
-        model or usual, OptimConfig(warmup_steps=2, clip_norm=0.5), **settings
-    )
+    settings |= {"evaluate_every": STEPS, "evaluate_tokens": 34, "save_every": 0, **loop, **more}
+    optim = OptimConfig(warmup_steps=2, clip_norm=0.5)
+    if name := job.get("optimiser"):
+        own = {} if name in OWN else {"optimiser": name}
+        optim = dataclasses.replace(optim, learning_rate=0.1, **own)
     data = DataConfig(corpus="text.txt", tokenizer="characters")
+    embedding = EMBEDDINGS.get(model, EmbeddingConfig())
+    options = tiny_runs.options(model, optim, **settings)
     return dataclasses.replace(options, embedding=embedding, data=data)
+
+
+def job(case: str, folder: str, kind: str | None = None, **how: Any) -> dict[str, Any]:
+    """To train in ``folder``, or without a ``kind`` to resume."""
+    begun = {} if kind is None else {"config": config(case, kind)}
+    return {"folder": folder, **begun, **CASES[case][2], **how}
 
 
 def written(options: RunConfig[Any]) -> str:
@@ -84,7 +118,7 @@ def written(options: RunConfig[Any]) -> str:
     return "r.toml"
 
 
-def losses(folder: str) -> list[tuple[int, str, float]]:
+def losses(folder: str | Path) -> list[tuple[int, str, float]]:
     wanted = ("train_nats_per_token", "validation_nats_per_token")
     return [
         (record["step"], name, record[name])
@@ -94,178 +128,104 @@ def losses(folder: str) -> list[tuple[int, str, float]]:
     ]
 
 
-def assert_same_losses(a: str, b: str, n_losses: int = STEPS) -> None:
-    """In every step and at every validation; float32 has a resolution of 1e-7."""
-    ours, theirs = losses(a), losses(b)
-    assert [x[:2] for x in ours] == [x[:2] for x in theirs], b
-    assert len({step for step, *_ in ours}) == n_losses
-    assert [x[2] for x in ours] == pytest.approx([x[2] for x in theirs], rel=1e-6, abs=0), b
-
-
-def weights(folder: str) -> dict[str, torch.Tensor]:
-    return checkpoints.latest(Path(folder)).load().weights
+def assert_learns_as(one: str | Path, folder: str | Path) -> None:
+    """The same losses in every step and at every validation, and the same counts."""
+    ours, theirs = losses(one), losses(folder)
+    assert [x[:2] for x in ours] == [x[:2] for x in theirs], folder
+    # float32 has a resolution of 1e-7, muon's products one of 4e-3.
+    rel = 5e-3 if "muon" in str(folder) else 1e-6
+    assert [x[2] for x in ours] == pytest.approx([x[2] for x in theirs], rel=rel, abs=0), folder
+    a, b = (checkpoints.latest(Path(path)).state for path in (one, folder))
+    for count in ("step", "unimproved", "health"):
+        assert a[count] == b[count], folder
 
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of runs: ``NAME-1`` in one process, ``NAME-KIND`` in two; the others as tests say.
-
-    The last process scores fewer tokens than the other.
-    """
+    """A folder of runs: ``CASE-1`` in one process, ``CASE-KIND`` in two, ``CASE-KIND-cut`` stopped in
+    two, and ``CASE-KIND-N`` resumed from there in N."""
     folder = tmp_path_factory.mktemp("learned")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEMSPAN_CACHE", str(folder / "cache"))
         patch.setattr(metrics, "plot", lambda *_: [])
         patch.chdir(folder)
         begin(patch)
-        jobs = []
-        for name in MODELS:
-            run({"config": config(name), "folder": f"{name}-1", "unscored": 4})
-            for kind in KINDS:
-                options = config(name, kind)
-                jobs.append({"config": options, "folder": f"{name}-{kind}", "unscored": 4})
-        for name, kind in SPOILT:
-            options = config(name, kind, non_finite="skip")
-            jobs.append({"config": options, "folder": f"{name}-{kind}-spoilt", "spoil": 2})
-            options = config(name, non_finite="skip")
-            run({"config": options, "folder": f"{name}-spoilt", "spoil": 2})
-        together(2, jobs)
+        whole = [job(case, f"{case}-{kind}", kind) for case, kind in AS_ONE]
+        whole.append(job("dropout", "dropout-ddp", "ddp"))
+        cut = [job(case, f"{case}-{kind}-cut", kind, stop=CUT) for case, kind in RESUMED]
+        resumed: dict[int, list[dict[str, Any]]] = {1: [], 2: [], 4: []}
+        for (case, kind), numbers in RESUMED.items():
+            for n in numbers:
+                resumed[n].append(job(case, f"{case}-{kind}-{n}", copy=f"{case}-{kind}-cut"))
+        for n, jobs in ((2, whole), (2, cut), (2, resumed[2]), (4, resumed[4])):
+            together(n, jobs)
+        for alone in [job(case, f"{case}-1", "ddp") for case in CASES] + resumed[1]:
+            run(alone)
     return folder
 
 
 @several
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", MODELS)
-def test_two_processes_learn_as_one(name: str, kind: str, learned: Path) -> None:
+@pytest.mark.parametrize(("case", "kind"), AS_ONE)
+def test_two_processes_learn_as_one(case: str, kind: str, learned: Path) -> None:
     """Every scored token has the same weight, whichever process scores it."""
-    assert_same_losses(f"{learned}/{name}-1", f"{learned}/{name}-{kind}")
-    one = weights(f"{learned}/{name}-1")
-    for key, tensor in weights(f"{learned}/{name}-{kind}").items():
-        # AdamW divides by the gradient's size: where that is rounding, so is the quotient.
-        torch.testing.assert_close(tensor, one[key], rtol=1e-3, atol=1e-4)
+    one, two = learned / f"{case}-1", learned / f"{case}-{kind}"
+    assert_learns_as(one, two)
+    state, found = checkpoints.latest(one).state, losses(one)
+    spoilt, stopped = case.startswith("spoilt"), case == "early-stopping"
+    assert state["health"] == dict.fromkeys(("skipped_updates", "reset_memory_rows"), int(spoilt))
+    assert (state["step"], state["unimproved"]) == ((3, 2) if stopped else (STEPS, 0))
+    assert len({step for step, *_ in found}) == state["step"] - spoilt
+    if "optimiser" in CASES[case][2]:
+        assert found[-1][-1] < found[0][-1] - 0.02
+    elif not spoilt:
+        weights = checkpoints.latest(one).load().weights
+        for name, tensor in checkpoints.latest(two).load().weights.items():
+            # AdamW divides by the gradient's size: where that is rounding, so is the quotient.
+            torch.testing.assert_close(tensor, weights[name], rtol=1e-3, atol=1e-4)
 
 
 @several
-def test_all_stop_early_together_and_count_on_when_resumed() -> None:
-    """Each validation improves, but by less than the threshold."""
-    stopping = {"early_stopping_patience": 2, "early_stopping_threshold": 10.0, "evaluate_every": 1}
-    ddp, fsdp = (config("fast-weights", kind, **stopping) for kind in KINDS)
-    jobs = [{"config": ddp, "folder": "ddp"}, {"config": fsdp, "folder": "fsdp"}]
-    jobs += [{"config": fsdp, "folder": "cut", "stop": 2}, {"copy": "cut", "folder": "again"}]
-    together(2, jobs)
-    counts = {}
-    for folder in (*KINDS, "cut", "again"):
-        state = checkpoints.latest(Path(folder)).state
-        counts[folder] = state["step"], state["unimproved"]
-    assert counts == {"ddp": (3, 2), "fsdp": (3, 2), "cut": (2, 1), "again": (3, 2)}
-    assert losses("fsdp") == losses("again")
-
-
-@several
-@pytest.mark.parametrize(("name", "kind"), SPOILT)
-def test_all_skip_an_update_that_is_not_finite_in_one(name: str, kind: str, learned: Path) -> None:
-    alone, spoilt = f"{learned}/{name}-spoilt", f"{learned}/{name}-{kind}-spoilt"
-    assert_same_losses(alone, spoilt, STEPS - 1)
-    health = checkpoints.latest(Path(spoilt)).state["health"]
-    assert health == {"skipped_updates": 1, "reset_memory_rows": 1}
-    assert checkpoints.latest(Path(alone)).state["health"] == health
-
-
-@several
-def test_any_number_goes_on_where_two_were_stopped() -> None:
-    """Losses go on as those of one process; with dropout, those of two bit for bit."""
-    dropout = dataclasses.replace(MODELS["transformer-xl"][0], dropout=0.2)
-    chosen = {
-        "sharded": config("transformer-xl", "fsdp", save_every=2, evaluate_every=4),
-        "replicated": config("compressive", save_every=2),
-        "random": config("transformer-xl", model=dropout),
-    }
-    others = [name for name in chosen if name != "random"]
-    jobs: list[dict[str, Any]] = []
-    for name, options in chosen.items():
-        jobs.append({"config": options, "folder": f"{name}-cut", "stop": CUT})
-        if name == "random":
-            jobs.append({"config": options, "folder": "random-whole"})
-            jobs.append({"copy": "random-cut", "folder": "random-2"})
+@pytest.mark.parametrize(("case", "kind"), RESUMED)
+def test_any_number_goes_on_where_two_were_stopped(case: str, kind: str, learned: Path) -> None:
+    """Two bit for bit, and others as one process would."""
+    whole = learned / f"{case}-{kind}"
+    assert checkpoints.latest(Path(f"{whole}-cut")).state["step"] == CUT
+    for n in RESUMED[case, kind]:
+        if n == 2:
+            assert losses(whole) == losses(f"{whole}-2")
+            assert_same(whole, f"{whole}-2")
         else:
-            # One process has nothing to shard.
-            alone = dataclasses.replace(options.train, parallel="ddp")
-            options = dataclasses.replace(options, train=alone)
-            run({"config": options, "folder": f"{name}-whole"})
-    together(2, jobs)
-    four = [{"copy": f"{name}-cut", "folder": f"{name}-4"} for name in others]
-    together(4, four)
-    for name in others:
-        run({"copy": f"{name}-cut", "folder": f"{name}-1"})
-        assert_same_losses(f"{name}-whole", f"{name}-1")
-        assert_same_losses(f"{name}-whole", f"{name}-4")
-    assert losses("random-whole") == losses("random-2")
-    assert_same("random-whole", "random-2")
+            assert_learns_as(learned / f"{case}-1", f"{whole}-{n}")
 
-    # In one process what is left of several is a plain run, and so it is after an export.
-    cut = Path("replicated-cut")
-    assert exported_names(cut) == exported_names(Path("replicated-whole"))
-    run({"copy": str(cut), "folder": "replicated-exported"})
-    assert_same_losses("replicated-whole", "replicated-exported")
 
-    # A damaged shard is named, and the checkpoint before it is there to go on from.
-    newest = Path("sharded-cut/checkpoints/step-00000003/shards")
+@several
+def test_what_is_left_of_several_is_a_plain_run_after_an_export(learned: Path) -> None:
+    def exported_names(name: str) -> set[str]:
+        folder = Path(shutil.copytree(learned / name, name))
+        cli.main(["export", name])
+        memspan.load(name)
+        newest = sorted((folder / "checkpoints").iterdir())[-1]
+        return {p.name for p in (*folder.iterdir(), *newest.iterdir())}
+
+    assert exported_names("compressive-ddp-cut") == exported_names("compressive-1")
+    run(job("compressive", "compressive-ddp-cut"))
+    assert_learns_as("compressive-1", "compressive-ddp-cut")
+
+
+@several
+def test_a_damaged_shard_is_named_and_the_checkpoint_before_is_there(learned: Path) -> None:
+    folder = Path(shutil.copytree(learned / "transformer-xl-fsdp-cut", "cut"))
+    newest = folder / f"checkpoints/step-{CUT:08}/shards"
     shard = sorted(newest.iterdir())[0]
-    content = bytearray(shard.read_bytes())
-    content[len(content) * 3 // 4] ^= 1
-    shard.write_bytes(content)
-    with pytest.raises(MemspanError, match=rf"{shard.name} is damaged.* go on from step 2"):
-        start.resume(Path("sharded-cut"))
+    harm(shard, "flipped")
+    with pytest.raises(MemspanError, match=rf"{shard.name} is damaged.* go on from step 1"):
+        start.resume(folder)
     shard.unlink()
     with pytest.raises(MemspanError, match=rf"{shard.name} is missing"):
-        checkpoints.latest(Path("sharded-cut")).load()
+        checkpoints.latest(folder).load()
     shutil.rmtree(newest.parent)
-    run({"folder": "sharded-cut"})
-    assert_same_losses("sharded-whole", "sharded-cut")
-
-
-OPTIMISERS = [("sgd", "fsdp"), *(("odd", kind) for kind in KINDS)]
-"""Others than the usual one; odd is a function's. PyTorch has Muon from 2.9 on."""
-if hasattr(torch.optim, "Muon"):
-    OPTIMISERS += [("muon", kind) for kind in KINDS]
-
-
-@several
-def test_optimisers_learn_and_go_on_in_two_processes() -> None:
-    """As in one process, to the precision of muon's products; after a stop bit for bit, or in one."""
-
-    def job(name: str, kind: str, folder: str) -> dict[str, Any]:
-        options = config("fast-weights", kind)
-        named = {} if name in OWN else {"optimiser": name}
-        optim = dataclasses.replace(options.optim, learning_rate=0.1, **named)  # type: ignore[arg-type]
-        options = dataclasses.replace(options, optim=optim)
-        return {"config": options, "folder": folder, "optimiser": name}
-
-    jobs = []
-    for name, kind in OPTIMISERS:
-        cut = f"{name}-{kind}-cut"
-        jobs += [job(name, kind, f"{name}-{kind}"), {**job(name, kind, cut), "stop": CUT}]
-        jobs.append({"copy": cut, "folder": f"{name}-{kind}-again", "optimiser": name})
-    together(2, jobs)
-    for name in dict(OPTIMISERS):
-        run(job(name, "ddp", f"{name}-alone"))
-    for name, kind in OPTIMISERS:
-        whole, again, one = (f"{name}-{kind}{part}" for part in ("", "-again", "-1"))
-        run({"copy": f"{name}-{kind}-cut", "folder": one, "optimiser": name})
-        expected = [loss for *_, loss in losses(f"{name}-alone")]
-        assert expected[-1] < expected[0] - 0.02
-        for folder in (whole, one):
-            found = [loss for *_, loss in losses(folder)]
-            assert found == pytest.approx(expected, rel=5e-3 if name == "muon" else 1e-6, abs=0)
-        assert losses(again) == losses(whole)
-        assert_same(whole, again)
-
-
-def exported_names(folder: Path) -> set[str]:
-    cli.main(["export", str(folder)])
-    newest = sorted((folder / "checkpoints").iterdir())[-1]
-    memspan.load(folder)
-    return {p.name for p in (*folder.iterdir(), *newest.iterdir())}
+    run(job("transformer-xl", "cut"))
+    assert_learns_as(learned / "transformer-xl-1", "cut")
 
 
 @several
@@ -291,10 +251,7 @@ def test_the_command_starts_processes_and_ends_with_one_line() -> None:
     before = checkpoints.latest(Path("r")).state["step"]
     again = launched("again", "--resume", "r")
     wait_for(lambda: checkpoints.latest(Path("r")).state["step"] > before, again)
-    with (
-        pytest.raises(MemspanError, match="another process is training"),
-        lock_run(Path("r")),
-    ):
+    with pytest.raises(MemspanError, match="another process is training"), lock_run(Path("r")):
         pass
     again.send_signal(signal.SIGINT)
     assert again.ended(60) == (0, "")
