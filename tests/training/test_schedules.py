@@ -86,7 +86,7 @@ def test_lengths_double_in_equal_shares() -> None:
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=30))
-@example([2, 4, 8, 10, 10, 10, 10, *[6] * 7, 4, 45])
+@example([25, 25, 2, 4, 8, 10, 10, 10, 10, *[6] * 7, 4, 45])
 def test_streams_go_on_where_they_are(lengths: list[int]) -> None:
     """Segments of different lengths join without a gap; a pass that cannot hold one starts again."""
     streams, offset, epoch = Streams(np.arange(101), 2, lengths[0]), 0, 0

@@ -109,7 +109,7 @@ def test_the_same_architecture_is_taken_whole() -> None:
     ("source", "characters", "message"),
     [
         (XL(**SIZE | {"d_model": 12}), "abc", "same width, set --model.d-model 12"),
-        (XL(**SIZE | {"n_heads": 4}), "abc", "--model.n-heads"),
+        (XL(**SIZE | {"n_heads": 4}, d_head=4), "abc", "--model.n-heads"),
         (XL(**SIZE, d_head=3), "abc", "--model.d-head"),
         (CompressiveConfig(**SIZE), "abc", "transformer-xl"),
         # Another size, and the same size with other words.
