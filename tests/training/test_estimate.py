@@ -127,8 +127,9 @@ def test_what_does_not_fit_is_refused(
     """The weights would fit, and the sample; not all rows' activations."""
     Path("text.txt").write_text("some text " * 500)
     monkeypatch.setattr(sizes, "_machine_memory", lambda: 4.6e8)
-    flags = ["--data.corpus", "text.txt", "--train.segment-length", "32", "--train.device", "cpu"]
-    said = refused(capsys, "train", *dry, *flags, "--train.batch-size", "64")
+    rows = ["--train.segment-length=32", "--train.batch-size=64", "--train.steps=1"]
+    flags = ["--data.corpus=text.txt", "--train.device=cpu", *rows]
+    said = refused(capsys, "train", *dry, *flags)
     assert "training would take" in said
     assert "lower batch_size" in said
     assert not Path("runs").exists()
