@@ -28,7 +28,7 @@ from memspan.training import metrics, start, updates
 from memspan.training.options import OptimConfig
 from memspan.training.summary import prompt_from
 from tiny_runs import assert_same, at_step, cut_at, step_of
-from warm import Child, wait_for
+from warm import Child
 
 pytestmark = pytest.mark.usefixtures("tiny_text")
 SIZES: dict[str, Any] = {"n_layers": 2, "d_model": 16, "n_heads": 2, "d_ff": 32, "dropout": 0.1}
@@ -78,7 +78,8 @@ def test_a_run_that_is_cut_goes_on_bit_for_bit(model: object, loop: dict[str, An
 def test_sigkill_at_a_random_step_loses_nothing() -> None:
     options = config(optim=CONSTANT, steps=100_000, save_every=5, evaluate_every=30)
     killed = Child("killed", start.train, options, Path("run"))
-    wait_for(lambda: len(checkpoints.steps_of(Path("run"))) >= 2, killed)
+    while killed.poll() is None and len(checkpoints.steps_of(Path("run"))) < 2:
+        time.sleep(0.01)
     time.sleep(random.random() * 0.3)
     killed.send_signal(signal.SIGKILL)
     status, errors = killed.ended()
