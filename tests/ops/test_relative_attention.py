@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-import torch.utils.checkpoint
 from torch import Tensor
 
 from golden import assert_same
 from memspan.ops import relative as ops
 from memspan.ops.relative import Positions, relative_attention
 
-FAST = ["fused", "sdpa"]
-# Queries, slots of memory.
-LENGTHS = [(1, 0), (1, 63), (63, 0), (63, 100), (100, 1)]
+# Queries, slots of memory, keys of the future that positions reach.
+LENGTHS = [
+    *((1, 0, 0), (1, 63, 0), (63, 0, 0), (63, 100, 0), (100, 1, 0)),
+    *((5, 0, 2), (5, 3, 2), (5, 0, 4), (5, 3, 4)),
+]
 OPTIONS = {
     "all": ("content_bias", "position_bias", "scores"),
     "sinusoidal": ("content_bias", "position_bias"),
@@ -33,22 +34,21 @@ def inputs(
     slots: int,
     options: str = "all",
     *,
+    n_future: int = 0,
     batch: int = 3,
-    n_heads: int = 2,
     width: int = 4,
-    seed: int = 0,
 ) -> dict[str, Tensor]:
     """Random float64 tensors under the names of the operation and of :class:`Positions`."""
-    generator = torch.Generator().manual_seed(seed)
-    n_keys = slots + n_queries
+    generator = torch.Generator().manual_seed(0)
+    n_heads, n_keys = 2, slots + n_queries
     shapes = {
         "q": (batch, n_heads, n_queries, width),
         "k": (batch, n_heads, n_keys, width),
         "v": (batch, n_heads, n_keys, width),
-        "keys": (n_heads, n_keys, width),
+        "keys": (n_heads, n_future + n_keys, width),
         "content_bias": (n_heads, width),
         "position_bias": (n_heads, width),
-        "scores": (n_heads, n_keys),
+        "scores": (n_heads, n_future + n_keys),
     }
     found = {
         name: torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -65,36 +65,29 @@ def attend(**given: Any) -> Tensor:
     return relative_attention(positions=at, **given)
 
 
-def causal(n_queries: int, slots: int) -> Tensor:
-    query = torch.arange(slots, slots + n_queries)[:, None]
-    return (torch.arange(slots + n_queries) <= query)[None]
-
-
-def masks(n_queries: int, slots: int) -> dict[str, Tensor | None]:
-    """Everything of the past; the last positions only; rows whose memory is part empty."""
+def masks(n_queries: int, slots: int, n_future: int = 0) -> dict[str, Tensor | None]:
+    """All that positions reach; the last of it; rows whose memory is part empty; none, if allowed."""
     key, query = torch.arange(slots + n_queries), torch.arange(slots, slots + n_queries)[:, None]
-    past = causal(n_queries, slots)
+    reached = (key <= query + n_future)[None]
     valid = torch.tensor([0, slots // 2, slots])[:, None, None]
     found: dict[str, Tensor | None] = {
-        "past": past,
-        "window": past & (query - key < max(1, slots)),
-        "rows": past & (key >= slots - valid),
+        "reached": reached,
+        "window": reached & (query - key < max(1, slots)),
+        "rows": reached & (key >= slots - valid),
     }
-    if n_queries == 1:
-        found["none"] = None
-    return found
+    return found | ({"none": None} if n_future == n_queries - 1 else {})
 
 
 def with_gradient(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: t.clone().requires_grad_() for name, t in tensors.items()}
 
 
-def by_hand(t: dict[str, Tensor], mask: Tensor | None, scale: float) -> Tensor:
+def by_hand(t: dict[str, Tensor], mask: Tensor | None, n_future: int) -> Tensor:
     """The equation of SPEC section 1, element by element."""
     batch, n_heads, n_queries, width = t["q"].shape
     n_keys = t["k"].shape[2]
     lists = {name: tensor.tolist() for name, tensor in t.items()}
-    zero = torch.zeros(n_heads, max(width, n_keys)).tolist()
+    zero = torch.zeros(n_heads, max(width, n_future + n_keys)).tolist()
     q, k, v, r = (lists[name] for name in ("q", "k", "v", "keys"))
     u, w, s = (lists.get(name, zero) for name in ("content_bias", "position_bias", "scores"))
     out = torch.zeros_like(t["q"])
@@ -103,13 +96,13 @@ def by_hand(t: dict[str, Tensor], mask: Tensor | None, scale: float) -> Tensor:
         for j in range(n_keys):
             if mask is not None and not mask[b % len(mask), i, j]:
                 continue
-            d = n_keys - n_queries + i - j
+            d = n_future + n_keys - n_queries + i - j
             assert d >= 0
             score = s[h][d]
             for c in range(width):
                 score += (q[b][h][i][c] + u[h][c]) * k[b][h][j][c]
                 score += (q[b][h][i][c] + w[h][c]) * r[h][d][c]
-            weights[j] = math.exp(score * scale)
+            weights[j] = math.exp(score * width**-0.5)
         for c in range(width):
             attended = sum(weight * v[b][h][j][c] for j, weight in weights.items())
             out[b, h, i, c] = attended / sum(weights.values())
@@ -117,58 +110,60 @@ def by_hand(t: dict[str, Tensor], mask: Tensor | None, scale: float) -> Tensor:
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize(("n_queries", "slots"), [(3, 4), (1, 3), (4, 0)])
-def test_reference_is_the_equation(n_queries: int, slots: int, options: str) -> None:
-    t = inputs(n_queries, slots, options)
-    for name, mask in masks(n_queries, slots).items():
-        out = attend(**t, mask=mask, implementation="reference")
-        assert_same(out, by_hand(t, mask, 4**-0.5), 1e-12, name)
+@pytest.mark.parametrize(
+    "lengths", [(3, 4, 0), (1, 3, 0), (4, 0, 0), (4, 2, 1), (4, 1, 3)], ids=str
+)
+def test_reference_is_the_equation(lengths: tuple[int, int, int], options: str) -> None:
+    n_queries, slots, n_future = lengths
+    t = inputs(n_queries, slots, options, n_future=n_future)
+    for name, mask in masks(*lengths).items():
+        out = attend(**t, n_future=n_future, mask=mask, implementation="reference")
+        assert_same(out, by_hand(t, mask, n_future), 1e-12, name)
 
 
 @pytest.mark.parametrize("cache_bytes", [1, ops.CACHE_BYTES], ids=["head by head", "all heads"])
 @pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize(("n_queries", "slots"), LENGTHS)
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 def test_fast_paths_equal_the_reference(
-    n_queries: int, slots: int, options: str, cache_bytes: int, monkeypatch: pytest.MonkeyPatch
+    lengths: tuple[int, int, int],
+    options: str,
+    cache_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Results, and fused gradients; the inputs are not changed."""
     monkeypatch.setattr(ops, "CACHE_BYTES", cache_bytes)
-    given = inputs(n_queries, slots, options)
-    for name, mask in masks(n_queries, slots).items():
+    n_queries, slots, n_future = lengths
+    given = inputs(n_queries, slots, options, n_future=n_future)
+    for name, mask in masks(*lengths).items():
+        at: dict[str, Any] = {"n_future": n_future, "mask": mask}
         found = {}
         for implementation in ("reference", "fused"):
             t = with_gradient(given)
-            out = attend(**t, mask=mask, implementation=implementation)
+            out = attend(**t, **at, implementation=implementation)
             weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).double()
             gradients = torch.autograd.grad((out * weight).sum(), list(t.values()))
             found[implementation] = dict(zip(("out", *t), (out, *gradients), strict=True))
-        out = attend(**given, mask=mask, implementation="sdpa")
+        out = attend(**given, **at, implementation="sdpa")
         assert_same(out, found["reference"]["out"], 1e-12, name)
         for key, expected in found["reference"].items():
             # With one query of one visible key most gradients are nothing but rounding.
             scale = max(1.0, expected.abs().max().item())
             difference = (found["fused"][key] - expected).abs().max()
             assert difference <= 1e-11 * scale, f"{name}: {key}"
-    for name, tensor in inputs(n_queries, slots, options).items():
+    for name, tensor in inputs(n_queries, slots, options, n_future=n_future).items():
         assert tensor.equal(given[name]), name
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.4])
 @pytest.mark.parametrize("options", ["all", "learned", "bare"])
 @pytest.mark.parametrize(("n_queries", "slots"), [(1, 2), (3, 2)])
-def test_gradcheck(n_queries: int, slots: int, options: str, dropout: float) -> None:
-    """Analytic against numeric derivatives of the fused path, dropout's draw held fixed."""
+def test_gradients_with_dropout(n_queries: int, slots: int, options: str) -> None:
+    """Analytic against numeric derivatives of the fused path, the draw held fixed."""
     t = with_gradient(inputs(n_queries, slots, options, width=2))
-    mask = masks(n_queries, slots)["rows"]
+    at: dict[str, Any] = {"mask": masks(n_queries, slots)["rows"], "dropout": 0.4}
 
     def run(*values: Tensor) -> Tensor:
         torch.manual_seed(2)
-        return attend(
-            **dict(zip(t, values, strict=True)),
-            mask=mask,
-            dropout=dropout,
-            implementation="fused",
-        )
+        return attend(**dict(zip(t, values, strict=True)), **at, implementation="fused")
 
     # Along a random direction where each element by itself would take seconds.
     assert torch.autograd.gradcheck(run, tuple(t.values()), fast_mode=n_queries > 1)
@@ -178,83 +173,48 @@ def test_gradcheck(n_queries: int, slots: int, options: str, dropout: float) -> 
 def test_dropout_keeps_the_mean_and_drops_weights(implementation: Any) -> None:
     """Over many rows the mean is the result without dropout, and zeros are as many as asked."""
     n, p = 4000, 0.3
-    t = inputs(2, 1, batch=1)
+    t, mask = inputs(2, 1, batch=1), masks(2, 1)["reached"]
+    assert mask is not None
     t |= {name: t[name].expand(n, -1, -1, -1) for name in ("q", "k")}
     # Values that show the weights themselves.
     t["v"] = torch.eye(3, 4, dtype=torch.float64).expand(n, 2, -1, -1)
-    plain = attend(**t, mask=causal(2, 1), implementation=implementation)[..., :3]
-    torch.manual_seed(0)
-    out = attend(**t, mask=causal(2, 1), dropout=p, implementation=implementation)
-    out = out[..., :3]
-    visible = causal(2, 1).expand_as(out[0])
+    plain, out = (
+        attend(**t, mask=mask, dropout=dropout, implementation=implementation)[..., :3]
+        for dropout in (0, p)
+    )
+    visible = mask.expand_as(out[0])
     kept = out[:, visible] != 0
     assert (kept.double().mean(0) - (1 - p)).abs().max() < 5 * (p * (1 - p) / n) ** 0.5
-    scaled = plain / (1 - p)
-    assert torch.allclose(out[:, visible][kept], scaled[:, visible][kept])
+    assert torch.allclose(out[:, visible][kept], plain[:, visible][kept] / (1 - p))
     assert not out[:, ~visible].any()
+    # Not values, which all queries would miss together.
+    assert not kept[:, 0].equal(kept[:, 2])
 
 
-@pytest.mark.parametrize("implementation", ["reference", *FAST, None])
-def test_hidden_keys_do_not_matter(implementation: Any) -> None:
+@pytest.mark.parametrize("implementation", ["reference", "fused", "sdpa"])
+def test_hidden_keys_do_not_matter(implementation: str) -> None:
     """What the mask hides may hold anything finite, and gets no gradient."""
     t, mask = inputs(4, 3), masks(4, 3)["rows"]
     before = attend(**t, mask=mask, implementation=implementation)
     t["k"][0, :, :3] = t["v"][0, :, :3] = 1e3
+    t = with_gradient(t) if implementation != "sdpa" else t
     after = attend(**t, mask=mask, implementation=implementation)
     assert_same(after, before, 1e-12, "hidden")
-    if implementation == "fused":
-        t = with_gradient(t)
-        attend(**t, mask=mask, implementation="fused").sum().backward()
-        assert not t["k"].grad[0, :, :3].any()
-        assert not t["v"].grad[0, :, :3].any()
+    if implementation != "sdpa":
+        for gradient in torch.autograd.grad(after.sum(), (t["k"], t["v"])):
+            assert not gradient[0, :, :3].any()
 
 
 def test_choice_of_implementation() -> None:
-    """fused where a gradient is wanted, else sdpa; both agree, and neither is swapped silently."""
-    t, mask = inputs(5, 3), causal(5, 3)
-    assert attend(**t, mask=mask).grad_fn is None
-    out = attend(**with_gradient(t), mask=mask)
+    """fused where a gradient is wanted, else sdpa; neither is swapped silently."""
+    t, at = inputs(5, 3), {"mask": masks(5, 3)["reached"]}
+    one_learned = t | {"scores": t["scores"].clone().requires_grad_()}
+    assert attend(**t, **at).grad_fn is None
+    out = attend(**one_learned, **at)
     assert "FusedRelativeAttention" in str(out.grad_fn.next_functions[0][0])
     with torch.no_grad():
-        assert attend(**with_gradient(t), mask=mask).grad_fn is None
+        assert attend(**one_learned, **at, implementation="sdpa").equal(attend(**t, **at))
     with pytest.raises(ValueError, match="has no gradients"):
-        attend(**with_gradient(t), mask=mask, implementation="sdpa")
+        attend(**one_learned, **at, implementation="sdpa")
     with pytest.raises(ValueError, match="dropout"):
-        attend(**t, mask=mask, dropout=0.1, implementation="sdpa")
-
-
-# ----- Keys of the future
-
-
-@pytest.mark.parametrize("n_future", [2, 4])
-@pytest.mark.parametrize("slots", [0, 3])
-@pytest.mark.parametrize("options", OPTIONS)
-def test_the_future_where_the_mask_allows_it(options: str, slots: int, n_future: int) -> None:
-    """Every implementation, forward and backward, is that of queries behind the last key: there the
-    same distances are positive, the future being padding that the mask excludes."""
-    n_queries = 5
-    n_keys = slots + n_queries
-    t = inputs(n_queries, slots, options)
-    wider = inputs(1, n_keys + n_future - 1, options, seed=1)
-    table = {n: wider[n] for n in ("keys", "scores") if n in wider}
-    query, key = torch.arange(slots, n_keys)[:, None], torch.arange(n_keys)
-    mask: Tensor | None = (key <= query + n_future)[None]
-    padding = torch.zeros(3, 2, n_future, 4, dtype=torch.float64)
-    padded = {n: torch.cat([t[n], padding], 2) for n in ("k", "v")}
-    excluded = torch.zeros(1, n_queries, n_future, dtype=torch.bool)
-    expected = attend(
-        **t | table | padded, mask=torch.cat([mask, excluded], 2), implementation="reference"
-    )
-    if n_future == n_queries - 1:
-        mask = None
-    weight = torch.randn(expected.shape, generator=torch.Generator().manual_seed(2)).double()
-    gradients = {}
-    for implementation in ("reference", *FAST):
-        with_table = with_gradient(t | table) if implementation != "sdpa" else t | table
-        out = attend(**with_table, mask=mask, n_future=n_future, implementation=implementation)
-        assert_same(out, expected, 1e-12, implementation)
-        if implementation != "sdpa":
-            found = torch.autograd.grad((out * weight).sum(), list(with_table.values()))
-            gradients[implementation] = dict(zip(with_table, found, strict=True))
-    for name, gradient in gradients["reference"].items():
-        assert_same(gradients["fused"][name], gradient, 1e-11, name)
+        attend(**t, **at, dropout=0.1, implementation="sdpa")
