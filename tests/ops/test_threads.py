@@ -27,7 +27,7 @@ def _three_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("least", "shares"), [(1, [(0, 2), (2, 4), (4, 7)]), (3, [(0, 3), (3, 7)])]
+    ("least", "shares"), [(1, [(0, 2), (2, 5), (5, 8)]), (3, [(0, 4), (4, 8)])]
 )
 def test_shares_run_at_once(least: int, shares: list[tuple[int, int]]) -> None:
     """Each has the least number of items."""
@@ -38,7 +38,7 @@ def test_shares_run_at_once(least: int, shares: list[tuple[int, int]]) -> None:
         read.append((first.value, end.value))
         return int(given == "given")
 
-    in_shares(run, ("given",), 7, 7, least)
+    in_shares(run, ("given",), 8, 8, least)
     assert sorted(read) == shares
 
 

@@ -20,9 +20,6 @@ Side = Literal["right", "left"]
 Read = tuple[Tensor, State]
 
 
-# What a call hands to the next.
-
-
 class StateDroppedAtASecondSegmentOfManyTokens(Convolved, breaks="cuts"):
     def carried(self, s: Tensor, x: Tensor) -> Tensor:
         return s if x.shape[1] == 1 else torch.zeros_like(s)
@@ -38,16 +35,10 @@ class PositionsResetAtACut(Attention, breaks="cuts"):
         return real.cumsum(1) - 1
 
 
-# Later inputs.
-
-
 class MaskLeaksAfterACache(Attention, breaks="causality"):
     def seen(self, queries: int, keys: int) -> Tensor:
         seen = super().seen(queries, keys)
         return seen | (keys > queries)
-
-
-# Rows.
 
 
 class TwiceTheOutputsForSeveralRows(Gated, breaks="rows"):
@@ -73,9 +64,6 @@ class RepeatedRowsShareTheirState(Gated, breaks="rows"):
     def step(self, x: Tensor, h: Tensor, t: int) -> Tensor:
         h = super().step(x, h, t)
         return h[:1].expand_as(h) if getattr(self, "repeated", False) else h
-
-
-# States are values.
 
 
 class WindowChangedInPlaceBySingleTokens(Convolved, breaks="values"):
@@ -110,9 +98,6 @@ class InputsChangedInPlace(Gated, breaks="values"):
         return result
 
 
-# Beginning anew.
-
-
 class ResetForgetsAField(Convolved, breaks="fresh-start"):
     def reset(self, state: State, rows: Tensor) -> State:
         return super().reset(state, rows) | {"window": state["window"]}
@@ -121,9 +106,6 @@ class ResetForgetsAField(Convolved, breaks="fresh-start"):
 class DocumentsOnlyAtTheFirstPlace(Gated, breaks="fresh-start"):
     def read_packed(self, inputs: Tensor, state: State, starts: Tensor) -> Read:
         return self.read(inputs, self.reset(state, starts[:, 0]))
-
-
-# Padding.
 
 
 class WindowTakenFromThePadding(Convolved, breaks="padding-right"):
@@ -139,15 +121,9 @@ class PaddingOnTheLeftCountsInALaterSegment(Attention, breaks="padding-left"):
         return state["position"][:, None] + count - 1
 
 
-# Rolling back.
-
-
 class RollsBackByOneAtMost(Attention, breaks="roll-back"):
     def truncate(self, state: State, n: int) -> State:
         return super().truncate(state, min(n, 1))
-
-
-# Files.
 
 
 class SavedInHalfPrecision(Gated, breaks="files"):
@@ -156,9 +132,6 @@ class SavedInHalfPrecision(Gated, breaks="files"):
 
     def load(self, path: Path) -> State:
         return {"h": super().load(path)["h"].to(self.dtype)}
-
-
-# Gradients.
 
 
 class StateDetachedAtACut(Gated, breaks="gradients"):
@@ -173,9 +146,6 @@ class DetachedAtEveryToken(Gated):
         return super().step(x, h.detach(), t)
 
 
-# Growth.
-
-
 class KeepsEverySingleToken(Gated, breaks="bounded"):
     def start(self, batch_size: int) -> State:
         return super().start(batch_size) | {"seen": torch.zeros(batch_size, 0, WIDTH)}
@@ -184,9 +154,6 @@ class KeepsEverySingleToken(Gated, breaks="bounded"):
         y, after = super().mix(x, state)
         new = x if x.shape[1] == 1 else x[:, :0]
         return y, after | {"seen": torch.cat([state["seen"], new], 1)}
-
-
-# Other calls.
 
 
 class NoiseFromElsewhere(Gated, breaks="repeatable"):

@@ -217,6 +217,3 @@ def turned(x: Tensor, position: Tensor) -> Tensor:
     angle = position[..., None] * torch.tensor([1.0, 0.3, 0.1, 0.03], dtype=x.dtype)
     a, b = x.chunk(2, -1)
     return torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1)
-
-
-TWINS = (Gated, Convolved, Attention, Sliding)
