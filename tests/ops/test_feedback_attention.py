@@ -67,32 +67,67 @@ def test_learned_spans() -> None:
     assert all(layer.span_ratio.grad.all() for layer in model.layers)
 
 
+def assert_reference(
+    model: Feedback,
+    x: Tensor,
+    memory: FeedbackMemory,
+    cuts: list[int],
+    implementation: str,
+    tolerance: float = 1e-9,
+) -> None:
+    """Each part by itself, since a large gradient would hide a small one."""
+    fast = everything(model, x, memory, cuts, implementation)
+    for name, expected in everything(model, x, memory, cuts, "reference").items():
+        assert_same(fast[name], expected, tolerance, name)
+
+
 @fast
-@pytest.mark.parametrize(("kind", "n_tokens"), [("empty", 1), ("full", 20), ("rows", 33)])
+@pytest.mark.parametrize(
+    ("kind", "cuts"),
+    [("empty", [1]), ("full", [20]), ("rows", [33]), ("empty", [1, 2, 42, 5])],
+    ids=["empty", "full", "rows", "cut"],
+)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_fast_paths_equal_the_reference(
-    options: dict[str, Any], kind: str, n_tokens: int, implementation: Any
+    options: dict[str, Any], kind: str, cuts: list[int], implementation: Any
 ) -> None:
-    """Outputs, final memory and every gradient, the initial memory's too."""
+    """Outputs, final memory and every gradient, the initial memory's too; beyond the span."""
     model = model_of(**options)
-    memory, x = memory_of(model, kind, 3), vectors(3, n_tokens)
-    fused = everything(model, x, memory, [n_tokens], implementation)
-    expected = everything(model, x, memory, [n_tokens], "reference")
-    for name, tensor in expected.items():
-        assert_same(fused[name], tensor, 1e-9, name)
+    memory, x = memory_of(model, kind, 3), vectors(3, sum(cuts))
+    assert_reference(model, x, memory, cuts, implementation)
+
+
+def of_ordinary_size(
+    name: str, dtype: torch.dtype = torch.float32
+) -> tuple[Feedback, Tensor, FeedbackMemory]:
+    """A model, and 7 rows, more than fit at once; wide, with remainders."""
+    torch.manual_seed(0)
+    sizes = {"n_layers": 2, "d_model": 72, "n_heads": 3, "d_ff": 100, "memory_length": 15}
+    model = Feedback(FeedbackConfig(**sizes | OPTIONS[name])).to(dtype)
+    x = torch.randn(7, 21, 72, dtype=dtype)
+    return model, x, model(x[:, :5]).memory.detach().reset(torch.arange(7) == 1)
 
 
 @fast
-@pytest.mark.parametrize("kind", ["empty", "rows"])
-def test_fast_paths_over_100_tokens_and_cuts(kind: str, implementation: Any) -> None:
-    """Longer than the span; in one call, and in segments with gradients through their memories."""
-    model = model_of(projections="per-layer" if kind == "rows" else "shared")
-    memory, x = memory_of(model, kind, 3), vectors(3, 100)
-    expected = everything(model, x, memory, [100], "reference")
-    for cuts in ([100], [1, 2, 63, 34]):
-        fused = everything(model, x, memory, cuts, implementation)
-        for name, tensor in expected.items():
-            assert_same(fused[name], tensor, 1e-9, f"{name} with cuts {cuts}")
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-11)])
+@pytest.mark.parametrize("name", ["default", "dropout", "dropout-post"])
+def test_fast_paths_at_an_ordinary_size(
+    name: str, dtype: torch.dtype, tolerance: float, implementation: Any
+) -> None:
+    assert_reference(*of_ordinary_size(name, dtype), [21], implementation, tolerance)
+
+
+@pytest.mark.skipif(not feedback_loop.available(torch.zeros(())), reason="no C compiler")
+def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one thread, and with 7 rows and 6 pairs of a layer and a head in 2 and in 4."""
+    monkeypatch.setattr(threads, "LEAST_WORK", 1)
+    results = []
+    for n in (1, 2, 4):
+        # Only of the loops: PyTorch's own products may add in another order.
+        monkeypatch.setattr(threads.torch, "get_num_threads", lambda n=n: n)
+        results.append(everything(*of_ordinary_size("dropout"), [21], "compiled"))
+    for result in results[1:]:
+        assert all(map(torch.equal, result.values(), results[0].values()))
 
 
 @fast
@@ -148,47 +183,6 @@ def test_writing_over_the_output_changes_no_gradient() -> None:
 
 
 # ----- Which implementation, and what is refused
-
-
-def at_ordinary_size(
-    options: dict[str, Any], implementation: str, dtype: torch.dtype = torch.float32
-) -> dict[str, Tensor]:
-    """Outputs and gradients of 7 rows, more than fit at once; wide, with remainders."""
-    torch.manual_seed(0)
-    sizes = {"n_layers": 2, "d_model": 72, "n_heads": 3, "d_ff": 100, "memory_length": 15}
-    model = Feedback(FeedbackConfig(**sizes | options)).to(dtype)
-    x = torch.randn(7, 21, 72, dtype=dtype).requires_grad_()
-    memory = model(x[:, :5].detach()).memory.detach().reset(torch.arange(7) == 1)
-    out = model(x, memory, implementation=implementation)
-    loss = out.hidden.sin().sum() + out.memory.vectors.cos().sum()
-    named = dict(model.named_parameters()) | {"x": x}
-    found = dict(zip(named, torch.autograd.grad(loss, list(named.values())), strict=True))
-    return found | {"hidden": out.hidden, "vectors": out.memory.vectors}
-
-
-@fast
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-11)])
-@pytest.mark.parametrize("name", ["default", "dropout", "dropout-post"])
-def test_the_fast_paths_at_an_ordinary_size(
-    name: str, dtype: torch.dtype, tolerance: float, implementation: Any
-) -> None:
-    """Each gradient by itself, since a large one would hide a small one."""
-    expected = at_ordinary_size(OPTIONS[name], "reference", dtype)
-    for part, found in at_ordinary_size(OPTIONS[name], implementation, dtype).items():
-        assert_same(found, expected[part], tolerance, part)
-
-
-@pytest.mark.skipif(not feedback_loop.available(torch.zeros(())), reason="no C compiler")
-def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one thread, and with 7 rows and 6 pairs of a layer and a head in 2 and in 4."""
-    monkeypatch.setattr(threads, "LEAST_WORK", 1)
-    results = []
-    for n in (1, 2, 4):
-        # Only of the loops: PyTorch's own products may add in another order.
-        monkeypatch.setattr(threads.torch, "get_num_threads", lambda n=n: n)
-        results.append(at_ordinary_size(OPTIONS["dropout"], "compiled"))
-    for result in results[1:]:
-        assert all(map(torch.equal, result.values(), results[0].values()))
 
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
