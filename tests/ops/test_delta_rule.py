@@ -32,14 +32,11 @@ RULES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "gated": delta_rule,
     "sum": sum_rule,
 }
-COMPILES = pytest.param(
-    "compiled",
-    marks=pytest.mark.skipif(not compiled.available(torch.zeros(())), reason="no C compiler"),
-)
+NO_COMPILER = not compiled.available(torch.zeros(()))
+COMPILES = pytest.param("compiled", marks=pytest.mark.skipif(NO_COMPILER, reason="no C compiler"))
 every_rule = pytest.mark.parametrize("rule", RULES)
 fast = pytest.mark.parametrize("implementation", ["chunked", COMPILES])
 every = pytest.mark.parametrize("implementation", ["reference", "chunked", COMPILES])
-recompute_or_not = pytest.mark.parametrize("recompute", [False, True], ids=["", "recompute"])
 
 
 def inputs(
@@ -70,7 +67,7 @@ def inputs(
         # All of the memory, almost all, or almost nothing of it.
         t["log_decay"] = -(4 * draw(*heads) - 4).exp()
         t["log_decay"][:, :, 8::7] = 0.0
-    if rule != "sum":
+    if rule in RULES and rule != "sum":
         t["beta"] = draw(*heads).sigmoid()
         # The ends of its range, where a division by beta would fail.
         t["beta"][:, :, ::5] = 0.0
@@ -91,14 +88,14 @@ def outcome(
     rule: str,
     given: Tensors,
     *,
+    change: Callable[[Tensors], Tensors] = lambda t: t,
     wanted: Collection[str] | None = None,
     outputs: Collection[int] = (0, 1),
     **options: Any,
 ) -> Tensors:
     """Outputs, final memory, and the gradients of the ``wanted`` inputs (None: of every one) through
-    these ``outputs``."""
+    these ``outputs``, of arguments that are first changed so."""
     leaves = {n: t.clone().requires_grad_(wanted is None or n in wanted) for n, t in given.items()}
-    change = options.pop("change", lambda t: t)
     found = RULES[rule](**change(leaves), **options)
     generator = torch.Generator().manual_seed(1)
     upstream = [torch.randn(x.shape, generator=generator).to(x.dtype) for x in found]
@@ -123,15 +120,13 @@ def assert_reference(
     rule: str,
     given: Tensors,
     tolerance: float = 1e-11,
-    *,
     change: Callable[[Tensors], Tensors] = lambda t: t,
-    wanted: Collection[str] | None = None,
-    outputs: Collection[int] = (0, 1),
+    part: dict[str, Any] | None = None,
     **options: Any,
 ) -> None:
-    """All that :func:`outcome` gives is that of the reference in double precision, whose arguments are
-    first changed so."""
-    part: Any = {"wanted": wanted, "outputs": outputs}
+    """All that :func:`outcome` gives, or a ``part``, is that of the reference in double precision,
+    whose arguments are first changed so."""
+    part = part or {}
     exact = {name: t.double() for name, t in given.items()}
     expected = outcome(rule, exact, change=change, implementation="reference", **part)
     assert_all_same(outcome(rule, given, **part, **options), expected, tolerance)
@@ -167,51 +162,53 @@ def read(rule: str, given: Tensors, **options: Any) -> Tensors:
 # ----- The loops
 
 
-@every_rule
-def test_reference_is_the_equation(rule: str) -> None:
+LOOPS = {rule: partial(run, implementation="reference") for rule, run in RULES.items()} | {
+    "outer product": partial(outer_product_rule, activation="identity"),
+    "outer product, tanh": partial(outer_product_rule, activation="tanh"),
+}
+
+
+@pytest.mark.parametrize("rule", LOOPS)
+def test_loops_are_the_equations_and_gradients_their_derivatives(rule: str) -> None:
     t = inputs(rule, 5)
-    assert_all_same(read(rule, t, implementation="reference"), by_hand(t), 1e-12)
-
-
-@pytest.mark.parametrize("activation", ["tanh", "identity"])
-def test_outer_product_is_the_equation(activation: Any) -> None:
-    t = inputs("sum", 5)
-    squash = math.tanh if activation == "tanh" else lambda x: x
-    y, after = outer_product_rule(**t, activation=activation)
+    y, after = LOOPS[rule](**t)
+    squash = math.tanh if "tanh" in rule else lambda x: x
     assert_all_same({"y": y, "after": after}, by_hand(t, squash), 1e-12)
-    tensors = tuple(x.requires_grad_() for x in inputs("sum", 3, batch=1).values())
-    assert torch.autograd.gradcheck(partial(outer_product_rule, activation=activation), tensors)
+    t = inputs(rule, 3, batch=1)
+
+    def run(*values: Tensor) -> tuple[Tensor, Tensor]:
+        return LOOPS[rule](**dict(zip(t, values, strict=True)))
+
+    assert torch.autograd.gradcheck(run, tuple(x.requires_grad_() for x in t.values()))
 
 
 # ----- The fast paths
 
 
-@recompute_or_not
-@pytest.mark.parametrize("length", [1, 63, 64, 100, 300])
+@pytest.mark.parametrize("recompute", [False, True], ids=["", "recompute"])
+@pytest.mark.parametrize(
+    ("length", "size"),
+    [*((n, None) for n in (1, 32, 33, 63, 64, 300)), (130, 1), (130, 5), (130, 500)],
+)
 @every_rule
 @fast
 def test_fast_path_is_the_reference(
-    implementation: str, rule: str, length: int, recompute: bool
+    implementation: str,
+    rule: str,
+    length: int,
+    size: int | None,
+    recompute: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Whatever the sizes of chunks and the number of saved memories; each head of keys serves three."""
     chunking = Chunking(recompute=recompute)
-    assert_reference(rule, inputs(rule, length), chunking=chunking, implementation=implementation)
-
-
-@pytest.mark.parametrize("save_every", [1, 5, 40])
-@pytest.mark.parametrize("rule", ["delta", "gated"])
-@pytest.mark.skipif(not compiled.available(torch.zeros(())), reason="no C compiler")
-def test_any_number_of_saved_memories(
-    rule: str, save_every: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("SAVE_EVERY", "SAVE_EVERY_WITH_DECAY"):
-        monkeypatch.setattr(compiled, name, save_every)
-    assert_reference(rule, inputs(rule, 90), implementation="compiled")
-
-
-@pytest.mark.parametrize("size", [1, 3, 500])
-@every_rule
-def test_any_chunk_size(rule: str, size: int) -> None:
-    assert_reference(rule, inputs(rule, 130), chunking=Chunking(size), implementation="chunked")
+    if size is not None:
+        chunking = Chunking(size, recompute)
+        for name in ("SAVE_EVERY", "SAVE_EVERY_WITH_DECAY", "SAVE_EVERY_RECOMPUTING"):
+            monkeypatch.setattr(compiled, name, size)
+    given = inputs(rule, length, n_heads=6, key_heads=2)
+    options = {"chunking": chunking, "implementation": implementation}
+    assert_reference(rule, given, change=repeated, **options)
 
 
 FEATURES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -262,27 +259,14 @@ def test_any_width_in_single_precision(
         torch.set_num_threads(n_threads)
 
 
-@recompute_or_not
-@every_rule
-@fast
-def test_gradients_are_the_derivatives(implementation: str, rule: str, recompute: bool) -> None:
-    t = inputs(rule, 7, batch=1, n_heads=2, features=3, width=2)
-    options = {"chunking": Chunking(3, recompute), "implementation": implementation}
-
-    def run(*values: Tensor) -> tuple[Tensor, Tensor]:
-        return RULES[rule](**dict(zip(t, values, strict=True)), **options)
-
-    assert torch.autograd.gradcheck(run, tuple(x.requires_grad_() for x in t.values()))
-
-
 @every_rule
 @fast
 def test_a_part_of_the_gradients(implementation: str, rule: str) -> None:
     """Where only some inputs, or only one output, take part."""
     given = inputs(rule, 40)
     for name, output in itertools.product(given, (0, 1)):
-        part: Any = {"wanted": [name], "outputs": [output]}
-        assert_reference(rule, given, implementation=implementation, **part)
+        part = {"wanted": [name], "outputs": [output]}
+        assert_reference(rule, given, part=part, implementation=implementation)
 
 
 @fast
@@ -338,15 +322,7 @@ def test_memory_between_tokens_is_not_kept(implementation: str, rule: str) -> No
     assert sizes[1] < sizes[0]
 
 
-# ----- Decay
-
-
-@pytest.mark.parametrize("rule", ["delta", "gated"])
-@pytest.mark.parametrize("length", [1, 32, 33, 100])
-@fast
-def test_heads_of_keys_serve_several_of_values(implementation: str, length: int, rule: str) -> None:
-    given = inputs(rule, length, n_heads=6, key_heads=2)
-    assert_reference(rule, given, change=repeated, implementation=implementation)
+# ----- Single tokens, decay, memories
 
 
 @pytest.mark.parametrize("width", [4, 40])
@@ -393,7 +369,7 @@ def test_empty_memories_are_memories(implementation: str, length: int, width: in
     given["weights"][0, 1:3] = 0
     given["weights"][1, 3] = 0
     for wanted in (given.keys(), given.keys() - {"weights"}):
-        assert_reference("gated", given, wanted=wanted, implementation=implementation)
+        assert_reference("gated", given, part={"wanted": wanted}, implementation=implementation)
 
 
 @pytest.mark.parametrize("length", [1, 5, 40])
@@ -421,14 +397,12 @@ def test_the_compiled_loop_says_that_memory_is_full(monkeypatch: pytest.MonkeyPa
         delta_rule(**inputs("delta", 4), implementation="compiled")
 
 
-def test_the_compiled_loop_is_refused_where_it_cannot_run() -> None:
-    half = {name: x.half() for name, x in inputs("delta", 4).items()}
+def test_where_the_compiled_loop_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs of torch.compile get chunks instead."""
+    given = inputs("delta", 5)
+    half = {name: x.half() for name, x in given.items()}
     with pytest.raises(MemspanError, match="needs a CPU"):
         delta_rule(**half, implementation="compiled")
-
-
-def test_graphs_of_torch_compile_get_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = inputs("delta", 5)
     expected = read("delta", given, implementation="chunked")
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     assert_all_same(read("delta", given), expected, 0)
