@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from typing import Any
 
 import pytest
@@ -83,29 +82,20 @@ def with_gradient(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def by_hand(t: dict[str, Tensor], mask: Tensor | None, n_future: int) -> Tensor:
-    """The equation of SPEC section 1, element by element."""
-    batch, n_heads, n_queries, width = t["q"].shape
-    n_keys = t["k"].shape[2]
-    lists = {name: tensor.tolist() for name, tensor in t.items()}
-    zero = torch.zeros(n_heads, max(width, n_future + n_keys)).tolist()
-    q, k, v, r = (lists[name] for name in ("q", "k", "v", "keys"))
-    u, w, s = (lists.get(name, zero) for name in ("content_bias", "position_bias", "scores"))
+    """The equation of SPEC section 1, query by query."""
+    (batch, n_heads, n_queries, width), n_keys = t["q"].shape, t["k"].shape[2]
+    zeros = torch.zeros(n_heads, width).double()
+    u, v = (t.get(name, zeros) for name in ("content_bias", "position_bias"))
     out = torch.zeros_like(t["q"])
     for b, h, i in itertools.product(range(batch), range(n_heads), range(n_queries)):
-        weights = {}
-        for j in range(n_keys):
-            if mask is not None and not mask[b % len(mask), i, j]:
-                continue
-            d = n_future + n_keys - n_queries + i - j
-            assert d >= 0
-            score = s[h][d]
-            for c in range(width):
-                score += (q[b][h][i][c] + u[h][c]) * k[b][h][j][c]
-                score += (q[b][h][i][c] + w[h][c]) * r[h][d][c]
-            weights[j] = math.exp(score * width**-0.5)
-        for c in range(width):
-            attended = sum(weight * v[b][h][j][c] for j, weight in weights.items())
-            out[b, h, i, c] = attended / sum(weights.values())
+        seen = torch.arange(n_keys) if mask is None else mask[b % len(mask), i].nonzero()[:, 0]
+        row = n_future + n_keys - n_queries + i - seen
+        assert row.min() >= 0
+        q, keys, table = t["q"][b, h, i], t["k"][b, h, seen], t["keys"][h, row]
+        scores = keys @ (q + u[h]) + table @ (q + v[h])
+        if "scores" in t:
+            scores += t["scores"][h, row]
+        out[b, h, i] = (scores * width**-0.5).softmax(0) @ t["v"][b, h, seen]
     return out
 
 
