@@ -28,6 +28,13 @@ SYMBOLS = "ABCDabcdq"
 FACTS, ANSWERS, QUESTION = slice(0, 4), slice(4, 8), 8
 WIDTH = 16
 """A dimension per symbol, the rest zero."""
+SIZES: dict[str, Any] = {
+    "n_layers": 1,
+    "d_model": WIDTH,
+    "n_heads": 1,
+    "d_ff": 4,
+    "final_norm": False,
+}
 
 
 def text(period: int, n_periods: int) -> np.ndarray:
@@ -37,8 +44,8 @@ def text(period: int, n_periods: int) -> np.ndarray:
     return np.concatenate([[fact, *after] for fact, after in zip(facts, answers, strict=True)])
 
 
-def subject(config: BackboneConfig, period: int, segment_length: int = 16) -> RunSubject:
-    """A model of ``config`` with weights set by hand, and the text."""
+def zeros(config: BackboneConfig) -> LanguageModel:
+    """A model that knows its symbols apart, and nothing else."""
     model = LanguageModel(len(SYMBOLS), config, EmbeddingConfig(tie=False, scale=False))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -46,6 +53,13 @@ def subject(config: BackboneConfig, period: int, segment_length: int = 16) -> Ru
             if not ("norm" in name or "compression" in name):
                 parameter.zero_()
         model.embedding.tables[0].copy_(torch.eye(len(SYMBOLS), WIDTH))
+    return model.eval()
+
+
+def subject(config: BackboneConfig, period: int) -> RunSubject:
+    """A model of ``config`` with weights set by hand, and the text."""
+    model = zeros(config)
+    with torch.no_grad():
         model.head.tables[0][ANSWERS, ANSWERS] = 10 * torch.eye(4)
         (layer,) = model.backbone.layers
         attention = layer.attention
@@ -61,17 +75,13 @@ def subject(config: BackboneConfig, period: int, segment_length: int = 16) -> Ru
         else:
             attention.query.weight[0, QUESTION] = 30.0
             attention.key.weight[0, FACTS] = 30.0
-    return _subject(model, period, segment_length)
+    return _reading(model, period)
 
 
 def forgetting(half_life: float, period: int) -> RunSubject:
     """An LSTM of which half is gone after so many tokens, and the text."""
-    options = EmbeddingConfig(tie=False, scale=False)
-    model = LanguageModel(len(SYMBOLS), LSTMConfig(n_layers=1, d_model=WIDTH), options)
+    model = zeros(LSTMConfig(n_layers=1, d_model=WIDTH))
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-        model.embedding.tables[0].copy_(torch.eye(len(SYMBOLS), WIDTH))
         model.head.tables[0][ANSWERS, FACTS] = 3.5 * torch.eye(4)
         (layer,) = model.backbone.layers
         weights = layer.weight_ih_l0.view(4, WIDTH, WIDTH)
@@ -81,25 +91,13 @@ def forgetting(half_life: float, period: int) -> RunSubject:
         weights[write, FACTS, FACTS] = weights[value, FACTS, FACTS] = 40 * torch.eye(4)
         weights[read, FACTS, QUESTION] = 40
         biases[keep] = torch.tensor(0.5 ** (1 / half_life)).logit()
-    return _subject(model, period, segment_length=16)
+    return _reading(model, period)
 
 
-def _subject(model: LanguageModel, period: int, segment_length: int) -> RunSubject:
+def _reading(model: LanguageModel, period: int) -> RunSubject:
     # Without a token for unknown ones, which are not scored.
     tokenizer = CharacterTokenizer(SYMBOLS, others=False)
-    tokens = text(period, 60)
-    return RunSubject(
-        model=model.eval(), tokenizer=tokenizer, tokens=tokens, segment_length=segment_length
-    )
-
-
-SIZES: dict[str, Any] = {
-    "n_layers": 1,
-    "d_model": WIDTH,
-    "n_heads": 1,
-    "d_ff": 4,
-    "final_norm": False,
-}
+    return RunSubject(model=model, tokenizer=tokenizer, tokens=text(period, 60), segment_length=16)
 
 
 def transformer_xl(memory_length: int) -> TransformerXLConfig:
@@ -107,13 +105,9 @@ def transformer_xl(memory_length: int) -> TransformerXLConfig:
 
 
 def compressive(memory_length: int, compressed_length: int) -> CompressiveConfig:
-    return CompressiveConfig(
-        **SIZES,
-        memory_length=memory_length,
-        compressed_length=compressed_length,
-        compression_rate=4,
-        compression="mean",
-    )
+    lengths = {"memory_length": memory_length, "compressed_length": compressed_length}
+    how = {"compression": "mean", "compression_rate": 4}
+    return CompressiveConfig(**SIZES, **lengths, **how)
 
 
 def fast_weights() -> FastWeightsConfig:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from architectures import CASES
 from memspan.measurement import inside
@@ -55,69 +56,60 @@ def test_compressed_slots_stand_for_the_middle_of_their_tokens() -> None:
 @pytest.mark.parametrize(
     "name", ["fast-delta", "fast-sum", "fast-sum-attention", "fast-delta-elu-attention"]
 )
+@torch.no_grad()
 def test_what_is_kept_of_a_value_is_what_its_write_still_adds(name: str) -> None:
     """The same tokens are read from memories with and without the first token's write."""
     backbone = CASES[name].model().backbone
     assert isinstance(backbone, FastWeights)
-    layer = next(backbone.stack())
-    x = torch.randn(2, 9, backbone.config.d_model, dtype=torch.double)
-    with torch.no_grad():
-        memory = backbone(torch.randn(2, 5, backbone.config.d_model, dtype=torch.double)).memory
-        attention, z = layer.attention, memory.key_sum[:, 0]
-        found = attention.retention(x, z)
-        q, k, v, beta = attention.project(x)
+    attention = next(backbone.stack()).attention
+    before, x = torch.randn(2, 14, backbone.config.d_model, dtype=torch.double).split((5, 9), 1)
+    memory = backbone(before).memory
+    weights, z = memory.weights[:, 0], memory.key_sum[:, 0]
+    found = attention.retention(x, z)
+    projected = attention.project(x)
+    f = attention.features(projected[1])[:, :, 0]
 
-        def read(first: int, last: int, weights: torch.Tensor, z: torch.Tensor):
-            part = slice(first, last)
-            rest = (t[:, :, part] for t in (q, k, v))
-            b = None if beta is None else beta[:, :, part]
-            return attention.write_and_read(*rest, b, weights, z, "reference")[1:]
+    def read(part: slice, *state: Tensor) -> tuple[Tensor, Tensor]:
+        given = (None if t is None else t[:, :, part] for t in projected)
+        return attention.write_and_read(*given, *state, "reference")[1:]
 
-        before = memory.weights[:, 0]
-        with_it, z_after = read(0, 1, before, z)
-        f = attention.features(k)[:, :, 0]
-        written = torch.einsum("bhf,bhfv->bhv", f, with_it - before)
-        for n in range(1, 9):
-            one, z_n = read(1, n + 1, with_it, z_after)
-            other, _ = read(1, n + 1, before, z_after)
-            left = torch.einsum("bhf,bhfv->bhv", f, one - other)
-            if backbone.config.normalisation == "attention":
-                by_query = [(f * s).sum(-1) + backbone.config.epsilon for s in (z_after, z_n)]
-                left = left * (by_query[0] / by_query[1])[..., None]
-            share = (left * written).sum(-1) / (written * written).sum(-1)
-            assert torch.allclose(found[:, :, n], share, atol=1e-5)
+    written, z_after = read(slice(0, 1), weights, z)
+    added = torch.einsum("bhf,bhfv->bhv", f, written - weights)
+    for n in range(1, 9):
+        (one, z_n), (other, _) = (
+            read(slice(1, n + 1), start, z_after) for start in (written, weights)
+        )
+        left = torch.einsum("bhf,bhfv->bhv", f, one - other)
+        if backbone.config.normalisation == "attention":
+            by_query = [(f * s).sum(-1) + backbone.config.epsilon for s in (z_after, z_n)]
+            left = left * (by_query[0] / by_query[1])[..., None]
+        share = (left * added).sum(-1) / (added * added).sum(-1)
+        assert torch.allclose(found[:, :, n], share, atol=1e-5)
 
 
-@pytest.fixture
-def looked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """History and tokens of every look; nothing is read for them."""
-    seen: list[tuple[int, int]] = []
+def looking(
+    monkeypatch: pytest.MonkeyPatch, look: str, found: object
+) -> tuple[Any, list[tuple[int, ...]]]:
+    """A run of 100 tokens whose backbone always says the same, and of every look history and tokens;
+    nothing is read for them."""
+    seen: list[tuple[int, ...]] = []
 
     def after_history(subject: Any, draws: Any, *sizes: int) -> tuple[None, None]:
-        seen.append(sizes)  # type: ignore[arg-type]
+        seen.append(sizes)
         return None, None
 
     monkeypatch.setattr(inside, "after_history", after_history)
-    return seen
+    model = SimpleNamespace(backbone=SimpleNamespace(**{look: lambda x, memory: found}))
+    return SimpleNamespace(segment_length=2, tokens=range(100), model=model), seen
 
 
-def subject_that_says(look: str, found: object) -> Any:
-    """A run of 100 tokens whose backbone always says the same."""
-    backbone = SimpleNamespace(**{look: lambda x, memory: found})
-    return SimpleNamespace(
-        segment_length=2, tokens=range(100), model=SimpleNamespace(backbone=backbone)
-    )
-
-
-def test_attention_is_added_up_by_distance(
-    looked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attention_is_added_up_by_distance(monkeypatch: pytest.MonkeyPatch) -> None:
     """By hand: two tokens and three keys, one of them in memory."""
     weights = torch.tensor([[0.25, 0.25, 0.5], [0.5, 0.25, 0.25]])[None, None]
     distances = torch.tensor([[2.0, 1.0, 0.0], [3.0, 2.0, 1.0]])[None]
     in_memory = torch.tensor([[True, False, False]])
-    kinds = {"memory": in_memory, "segment": ~in_memory}
-    subject = subject_that_says("attention_weights", AttentionWeights([weights], distances, kinds))
+    said = AttentionWeights([weights], distances, {"memory": in_memory, "segment": ~in_memory})
+    subject, looked = looking(monkeypatch, "attention_weights", said)
     monkeypatch.setattr(inside, "MOST_TOKENS", 3)
     first, last = inside.attention(subject, 10, Budget(60))
     assert looked == [(10, 2)] * 2
@@ -130,11 +122,9 @@ def test_attention_is_added_up_by_distance(
     assert layer.mean_distance == pytest.approx(1.5)
 
 
-def test_what_is_kept_is_told_after_powers_of_two(
-    looked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_kept_is_told_after_powers_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
     kept, rank = torch.arange(9.0, 0, -1)[None] / 9, torch.tensor([2.5])
-    subject = subject_that_says("write_retention", WriteRetention(kept, rank, 4))
+    subject, looked = looking(monkeypatch, "write_retention", WriteRetention(kept, rank, 4))
     monkeypatch.setattr(inside, "MOST_ROUNDS", 2)
     *_, last = inside.retention(subject, 9, Budget(60))
     assert looked == [(9, 9)] * 2
