@@ -240,7 +240,7 @@ def test_any_width_in_single_precision(
     """Values of any width; several threads; tensors whose numbers lie anyhow."""
     monkeypatch.setattr(threads, "LEAST_WORK", 1)
     given = to_float32(inputs(rule, 200, features=12, width=width))
-    given["k"] = given["k"].transpose(2, 3).contiguous().transpose(2, 3)
+    given |= {name: given[name].mT.contiguous().mT for name in ("k", "weights")}
     n_threads = torch.get_num_threads()
     try:
         torch.set_num_threads(3)

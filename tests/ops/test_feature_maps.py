@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from golden import assert_same
 from memspan.ops.fast_weights.feature_maps import (
@@ -19,16 +18,10 @@ from memspan.ops.fast_weights.feature_maps import (
 )
 
 
-def vectors(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-
 @pytest.mark.parametrize("nu", [1, 2, 3, 7])
 def test_dpfp_is_the_formula(nu: int) -> None:
     """Entry ``(i - 1) 2K + j`` is ``r_j r_(j - i)``, with ``r = relu([k, -k])``."""
-    width = 4
-    x = vectors(5, width)
+    width, x = 4, torch.randn(5, 4).double()
     out = dpfp(x, nu)
     assert out.shape == (5, 2 * width * nu)
     for row, found in zip(x.tolist(), out.tolist(), strict=True):
@@ -44,15 +37,14 @@ def test_elu_plus_one_is_the_formula() -> None:
 
 
 def test_favor_is_the_formula() -> None:
-    x, projection = vectors(3, 4), vectors(4, 5, seed=1)
+    x, projection = torch.randn(3, 4).double(), torch.randn(4, 5).double()
     out = favor(x, projection)
     assert out.shape == (3, 10)
     for row, found in zip(x, out.tolist(), strict=True):
-        expected = []
-        for sign in (1, -1):
-            for column in projection.t():
-                exponent = sign * float(row @ column) - float(row @ row) / 2
-                expected.append((math.exp(exponent) + FAVOR_FLOOR) / math.sqrt(10))
+        exponents = [
+            sign * row @ column - row @ row / 2 for sign in (1, -1) for column in projection.T
+        ]
+        expected = [(math.exp(each) + FAVOR_FLOOR) / math.sqrt(10) for each in exponents]
         assert found == pytest.approx(expected, rel=1e-12)
 
 
@@ -69,6 +61,6 @@ def test_projection_is_orthogonal_in_blocks_with_gaussian_lengths() -> None:
 
 
 def test_sum_to_one_and_its_epsilon() -> None:
-    features = vectors(3, 5).abs()
+    features = torch.rand(3, 5).double()
     assert_same(sum_to_one(features, 0.0).sum(-1), torch.ones(3).double(), 1e-12, "sum")
     assert not sum_to_one(torch.zeros(2, 5), 1e-6).any()

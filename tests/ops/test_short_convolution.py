@@ -5,24 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from golden import assert_same
 from memspan.ops import convolution as module
 from memspan.ops.convolution import IMPLEMENTATIONS, short_convolution
-
-
-def inputs(length: int, taps: int = 4, channels: int = 5) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    shapes = {
-        "x": (2, length, channels),
-        "weight": (channels, taps),
-        "before": (2, taps - 1, channels),
-    }
-    return {
-        name: torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
-        for name, shape in shapes.items()
-    }
 
 
 @pytest.mark.parametrize("taps", [1, 2, 4])
@@ -33,7 +19,9 @@ def test_it_is_a_causal_convolution_of_each_channel(
 ) -> None:
     """torch's own over the inputs before and the segment's; with gradients, over several blocks."""
     monkeypatch.setattr(module, "CACHE_BYTES", 2 * 5 * 8 * 7)
-    theirs, ours = inputs(length, taps), inputs(length, taps)
+    shapes = {"x": (2, length, 5), "weight": (5, taps), "before": (2, taps - 1, 5)}
+    given = {name: torch.randn(shape, dtype=torch.float64) for name, shape in shapes.items()}
+    theirs, ours = ({n: t.clone().requires_grad_() for n, t in given.items()} for _ in range(2))
     padded = torch.cat([theirs["before"], theirs["x"]], 1)
     y = F.conv1d(padded.mT, theirs["weight"][:, None], groups=5).mT
     expected = (y, padded[:, length:])
