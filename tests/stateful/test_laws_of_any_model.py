@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from bugs import BUGS
-from small_models import Attention, Convolved, Gated, Sliding, State, Twin
+from small_models import BUGS, Attention, Convolved, Gated, Sliding, State, Twin
 from torch import Tensor
 
 import memspan.stateful.testing
@@ -89,11 +88,10 @@ README = Path(memspan.stateful.testing.__file__).with_name("README.md")
 CASES = """
 import torch
 from memspan.stateful.testing import laws
-from small_models import Gated
-import bugs
+from small_models import Gated, SelectIgnoresTheOrder
 
 test_right = laws(Gated, only=["cuts", "files", "roll-back"], seeds=(0, 1))
-test_wrong = laws(bugs.SelectIgnoresTheOrder, only=["rows", "cuts"])
+test_wrong = laws(SelectIgnoresTheOrder, only=["rows", "cuts"])
 """
 
 
