@@ -35,11 +35,8 @@ def test_recurrent_modules_read_as_torch_does_and_break_no_law(
     # Scripts read alike.
     made: dict[str, Any] = {"torch": torch, "given": module}
     exec(model.source(), made)
-    script, rows, lengths = (
-        SimpleNamespace(**made),
-        torch.tensor([2, 2, 0]),
-        torch.tensor([5, 1, 3]),
-    )
+    script = SimpleNamespace(**made)
+    rows, lengths = torch.tensor([2, 2, 0]), torch.tensor([5, 1, 3])
     _, theirs = script.read(x, script.start(3))
     _, theirs = script.read_padded(x, script.copy(theirs), lengths, "right")
     _, ours = model.read_padded(x, model.copy(state), lengths, "right")
