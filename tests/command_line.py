@@ -20,7 +20,7 @@ FLAGS = """
 SMALL = FLAGS.split()
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     """Run, expect status 2 and one line; return the line."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
@@ -28,10 +28,16 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert stop.value.code == 2
     said = capsys.readouterr().err
     assert "Traceback" not in said
-    lines = said.splitlines()
-    assert len(lines) == 1
-    assert lines[0].startswith("memspan: ")
-    return lines[0]
+    (line,) = said.splitlines()
+    assert line.startswith("memspan: ")
+    return line
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """Run, and return what is said on standard output."""
+    capsys.readouterr()
+    cli.main([str(a) for a in arguments])
+    return capsys.readouterr().out
 
 
 def pipe(monkeypatch: pytest.MonkeyPatch, text: bytes) -> None:

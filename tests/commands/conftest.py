@@ -1,4 +1,4 @@
-"""A text, and a run that was trained on it."""
+"""A text, a run that was trained on it, and a file of models."""
 
 from __future__ import annotations
 
@@ -11,10 +11,80 @@ from command_line import SMALL, TEXT
 from memspan import cli
 from memspan.training import metrics
 
+MODELS = """
+import torch
+from torch import nn
+
+from memspan.stateful import Function, Inputs
+
+gru = nn.GRU(4, 8)
+both_ways = nn.GRU(4, 8, bidirectional=True)
+linear = nn.Linear(4, 4)
+
+
+def lstm():
+    return nn.LSTM(4, 8, batch_first=True)
+
+
+class Forgets(nn.GRU):
+    def forward(self, x, state=None):
+        return super().forward(x, None)
+
+
+def forgets():
+    return Forgets(4, 8)
+
+
+class Hidden(nn.Module):
+    config = type("", (), {"vocab_size": 3})
+
+    def forward(self, input_ids):
+        return {"last_hidden_state": torch.zeros(*input_ids.shape, 2)}
+
+
+def stops():
+    raise OSError("no weights")
+
+
+class Reads(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.embedding = nn.Embedding(size, 8)
+        self.rnn = nn.GRU(8, 8, batch_first=True)
+        self.head = nn.Linear(8, size)
+
+    def hidden(self, tokens, state):
+        return self.rnn(self.embedding(tokens), state)
+
+    def forward(self, tokens, state):
+        hidden, state = self.hidden(tokens, state)
+        return self.head(hidden), state
+
+
+def made(size=256, name="forward"):
+    module = Reads(size)
+    read, first = getattr(module, name), lambda rows: torch.zeros(1, rows, 8)
+    return Function(read, first, Inputs(size), module=module)
+
+
+def few():
+    return made(size=64)
+
+
+def headless():
+    return made(name="hidden")
+"""
+
 
 @pytest.fixture
 def text_file(own_folders: Path) -> None:
     Path("text.txt").write_bytes(TEXT)
+
+
+@pytest.fixture
+def models(own_folders: Path) -> None:
+    """Models that are no runs, in ``models.py``; some are none at all."""
+    Path("models.py").write_text(MODELS)
 
 
 @pytest.fixture(scope="session")

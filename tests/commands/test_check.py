@@ -1,4 +1,4 @@
-"""``memspan check`` and ``memspan.check``: targets of every kind, and what is no target."""
+"""``memspan check`` and ``memspan.check``: what holds, what is broken, and targets of every kind."""
 
 from __future__ import annotations
 
@@ -13,130 +13,58 @@ import torch
 from torch import Tensor, nn
 
 import memspan
-from command_line import refused
+from command_line import printed
 from memspan import cli
 from memspan.stateful import Function, Inputs
 
-PROGRAM = """
-import torch
-from torch import nn
-from memspan.stateful import Function, Inputs
+pytestmark = pytest.mark.usefixtures("models")
 
-gru = nn.GRU(4, 8)
-both_ways = nn.GRU(4, 8, bidirectional=True)
-linear = nn.Linear(4, 4)
-
-
-def lstm():
-    return nn.LSTM(4, 8, batch_first=True)
-
-
-def forgetful():
-    cell = nn.GRU(4, 8, batch_first=True)
-    return Function(lambda x, s: cell(x[:, :1] * 0 + x), lambda n: 0, Inputs(width=4), cell)
-
-
-class Forgets(nn.GRU):
-    def forward(self, x, state=None):
-        return super().forward(x, None)
-
-
-def forgets():
-    return Forgets(4, 8)
-
-
-class Hidden(nn.Module):
-    config = type("", (), {"vocab_size": 3})
-
-    def forward(self, input_ids):
-        return {"last_hidden_state": torch.zeros(*input_ids.shape, 2)}
-
-
-def stops():
-    raise OSError("no weights")
+PRESET = """
+architecture = "compressive"
+model = {n_layers = 1, d_model = 8, d_ff = 8, n_heads = 2, memory_length = 5, compressed_length = 3}
+embedding = {cutoffs = [200, 400]}
+train = {segment_length = 40}
 """
+CUT_BY_DESIGN = {"cuts": "not-offered", "rows": "holds", "files": "holds"}
+OUTCOMES = {
+    "models.py:gru": {"cuts": "holds", "rows": "holds"},
+    "models.py:lstm": {"cuts": "holds", "rows": "holds"},
+    "run": CUT_BY_DESIGN,
+    "small.toml": CUT_BY_DESIGN,
+}
 
 
-@pytest.fixture(autouse=True)
-def program(own_folders: Path) -> None:
-    Path("mine.py").write_text(PROGRAM)
-
-
-def status(*arguments: str) -> int:
-    try:
-        cli.main(["check", *arguments])
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    return 0
-
-
-def test_a_model_from_a_file_holds(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("gru", "lstm"):
-        assert status(f"mine.py:{name}", "--laws", "cuts,rows") == 0
-        lines = capsys.readouterr().out.splitlines()
-        assert [line.split()[:2] for line in lines[1:3]] == [["cuts", "holds"], ["rows", "holds"]]
-
-
-def test_a_broken_law_is_status_1_with_a_script(capsys: pytest.CaptureFixture[str]) -> None:
-    assert status("mine.py:forgetful", "--json", "-", "--scripts", "out", "--laws", "cuts") == 1
-    found = json.loads(capsys.readouterr().out)
-    assert [f["outcome"] for f in found["findings"]] == ["broken"]
-    assert Path("out/cuts.py").read_text() == found["findings"][0]["script"]
-    assert status("mine.py:forgetful", "--json", "report.json", "--laws", "cuts") == 1
-    assert "broken" in capsys.readouterr().out
-    assert json.loads(Path("report.json").read_text())["findings"] == found["findings"]
+@pytest.mark.parametrize("target", OUTCOMES)
+def test_what_holds(run: Path, target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("small.toml").write_text(PRESET)
+    laws = ",".join(OUTCOMES[target])
+    said = printed(capsys, "check", target, "--laws", laws, "--budget", "30")
+    lines = said.splitlines()[1 : 1 + len(OUTCOMES[target])]
+    assert dict(line.split()[:2] for line in lines) == OUTCOMES[target]
+    assert ("by design" in said) == ("not-offered" in said)
 
 
 @pytest.mark.processes
-def test_a_script_about_a_file_needs_the_file_alone() -> None:
-    assert status("mine.py:forgets", "--laws", "cuts", "--scripts", "out", "--seed", "3") == 1
-    script = Path("out/cuts.py").read_text()
-    assert "memspan" not in script
+def test_what_is_broken(capsys: pytest.CaptureFixture[str]) -> None:
+    """Status 1, a report, and a script that needs the file of the model alone."""
+    for path in ("-", "report.json"):
+        options = ["--laws", "cuts", "--scripts", "out", "--seed", "3", "--json", path]
+        with pytest.raises(SystemExit) as stop:
+            cli.main(["check", "models.py:forgets", *options])
+        assert stop.value.code == 1
+        said = capsys.readouterr().out
+        assert "broken" in said
+        report = json.loads(said if path == "-" else Path(path).read_text())
+        (finding,) = report["findings"]
+        assert finding["outcome"] == "broken"
+        assert finding["script"] == Path("out/cuts.py").read_text()
+    script = finding["script"]
+    assert "import memspan" not in script
     assert len(script.splitlines()) < 30
     # Whatever the difference was, it is the same model again.
-    said = script.rpartition("# rounding explains ")[2]
-    shown = subprocess.run(
-        [sys.executable, "out/cuts.py"], check=True, capture_output=True, text=True
-    )
-    assert float(shown.stdout) > 1000 * float(said)
-
-
-def test_a_run_and_a_preset(
-    run: Path, own_folders: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("small.toml").write_text(
-        'architecture = "compressive"\n[model]\nn_layers = 1\nd_model = 8\nd_ff = 8\nn_heads = 2\n'
-        'memory_length = 5\ncompressed_length = 3\npositions = "learned"\n'
-        "[embedding]\ncutoffs = [200, 400]\n[train]\nsegment_length = 40\n"
-    )
-    for target in ("run", "small.toml"):
-        assert status(target, "--laws", "rows,files,cuts", "--budget", "30") == 0
-        lines = capsys.readouterr().out.splitlines()
-        outcomes = dict(line.split()[:2] for line in lines[1:] if line.split()[0] in "rows files")
-        assert outcomes == {"rows": "holds", "files": "holds"}
-        assert "by design" in " ".join(lines)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ("nowhere", "there is no nowhere: give a run (shakespeare,"),
-        ("nowhere.py:x", "no file nowhere.py"),
-        ("mine.py:nobody", "mine.py has no nobody"),
-        ("mine.py:stops", "mine.py:stops stopped with OSError: no weights"),
-        ("mine.py:both_ways", "make it with bidirectional=False"),
-        ("mine.py:linear", "Linear has no state that is known here"),
-        ("mine.py:Hidden", "Hidden cannot be read: it does not return logits"),
-        ("mine.py:gru --laws cuts,cut", "there is no law 'cut'"),
-        ("mine.py:gru --budget 0", "budget must be a positive number"),
-        ("mine.py:gru --device nowhere", "there is no device 'nowhere' here: use cpu"),
-        ("", "target is missing: add it"),
-    ],
-)
-def test_mistakes_are_one_line(
-    arguments: str, says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert says in refused(capsys, "check", *arguments.split())
+    rounding = script.rpartition("# rounding explains ")[2]
+    shown = subprocess.run([sys.executable, "out/cuts.py"], check=True, capture_output=True)
+    assert float(shown.stdout) > 1000 * float(rounding)
 
 
 def test_models_are_given_as_they_are() -> None:

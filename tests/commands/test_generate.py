@@ -14,6 +14,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from architectures import CASES, ONE_OF_EACH, randomise
 from memspan import concatenate
 from memspan.data.token_files import Identity
 from memspan.data.tokenizers.plain import ByteTokenizer
@@ -32,30 +33,17 @@ from memspan.training.options import TrainConfig
 
 SEGMENT = 8
 GREEDY = Sampling(temperature=0)
-LENGTHS: dict[str, dict[str, int]] = {
-    "transformer-xl": {"memory_length": 11},
-    "compressive": {"memory_length": 8, "compressed_length": 4, "compression_rate": 2},
-    "feedback": {"memory_length": 11},
-}
 architectures = pytest.mark.parametrize("name", MODELS)
 PROMPTS = ["", "one", "a sentence of several segments", "two", "seven!!", "eight...", "nine. " * 4]
 LOGITS = torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log()
 
 
 def tiny(name: str) -> Run:
-    torch.manual_seed(0)
-    config: Any = MODELS[name](n_layers=2, d_model=16, **LENGTHS.get(name, {}))
-    model = LanguageModel(256, config).double().eval()
-    for parameter in model.parameters():
-        # So that what is written depends on what was read.
-        torch.nn.init.normal_(parameter, std=0.5)
+    """A run whose weights are so large that what is written depends on what was read."""
+    config = CASES[ONE_OF_EACH[name]].backbone
+    model = randomise(LanguageModel(256, config)).double().eval()
     options = RunConfig(config, name, train=TrainConfig(segment_length=SEGMENT))
     return Run(Path("tiny"), options, ByteTokenizer(), model, 0, Identity())
-
-
-def feedback() -> LanguageModel:
-    """It reads the same however a text is cut."""
-    return tiny("feedback").model
 
 
 @pytest.mark.parametrize(
@@ -107,7 +95,7 @@ def test_a_distribution_always_comes_out(
 
 
 def test_a_long_prompt_is_read_in_segments_and_everything_is_remembered() -> None:
-    m = feedback()
+    m = tiny("feedback").model
     prompt = np.arange(2 * SEGMENT + 3)
     reader = m.reader(batch_size=1)
     logits, last = read_prompt(reader, [prompt], SEGMENT)
@@ -115,8 +103,7 @@ def test_a_long_prompt_is_read_in_segments_and_everything_is_remembered() -> Non
     drawn = [ids for ids, _ in draw_tokens(reader, logits, 5, Sampling(seed=3))]
     assert reader.memory.tokens_seen.tolist() == [len(prompt) + 5]
     # The whole text in one call leaves the same memory: what was drawn was read.
-    text = torch.tensor([[*prompt.tolist(), *(ids[0] for ids in drawn)]])
-    whole = m(text).memory
+    whole = m(torch.tensor([[*prompt, *(ids[0] for ids in drawn)]])).memory
     torch.testing.assert_close(reader.memory.tensors(), whole.tensors())
     again = m.reader(batch_size=1)
     logits, _ = read_prompt(again, np.array_split(prompt, 3), SEGMENT)
@@ -124,7 +111,7 @@ def test_a_long_prompt_is_read_in_segments_and_everything_is_remembered() -> Non
 
 
 def test_a_prompt_is_read_as_it_comes() -> None:
-    reader = feedback().reader(batch_size=1)
+    reader = tiny("feedback").model.reader(batch_size=1)
     read = [0]
 
     def pieces() -> Iterator[np.ndarray]:
@@ -144,7 +131,7 @@ def test_a_prompt_is_read_as_it_comes() -> None:
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_scores_are_the_sum_over_every_token(rows: int) -> None:
-    m = feedback()
+    m = tiny("feedback").model
     text = (np.arange(40) * 7 % 50).astype(np.uint8)
     scores = score_tokens(m, text, ByteTokenizer(), batch_size=rows, segment_length=5)
     parts = np.split(text.astype(np.int64), range(14, 40, 14)) if rows == 3 else [text]
@@ -252,15 +239,14 @@ def test_memory_covers_what_was_written_and_no_more() -> None:
 def test_mistakes() -> None:
     run = tiny("transformer-xl")
     three = concatenate([run.model.initial_memory(1)] * 3)
-    with pytest.raises(MemspanError, match="list of prompts is empty"):
-        generate(run, [])
-    with pytest.raises(MemspanError, match="3 rows, for 2 prompts: give one row"):
-        generate(run, ["a", "b"], memory=three)
-    with pytest.raises(MemspanError, match="stop string is empty"):
-        generate(run, "a", stop=["x", ""])
-    with pytest.raises(MemspanError, match=r"half a surrogate pair, '.ud800', at character 2"):
-        generate(run, "ab\ud800", tokens=0)
-    impossible: list[dict[str, Any]] = [{"temperature": -1}, {"top_k": 0}, {"top_p": 0.0}]
-    for options in (*impossible, {"min_p": 1.5}):
-        with pytest.raises(MemspanError, match=f"{next(iter(options))} must"):
-            Sampling(**options)
+    for says, mistake in {
+        "list of prompts is empty": {"prompt": []},
+        "3 rows, for 2 prompts: give one row": {"prompt": ["a", "b"], "memory": three},
+        "stop string is empty": {"stop": ["x", ""]},
+        r"half a surrogate pair, '.ud800', at character 2": {"prompt": "ab\ud800", "tokens": 0},
+    }.items():
+        with pytest.raises(MemspanError, match=says):
+            generate(run, **mistake)
+    for name, value in {"temperature": -1, "top_k": 0, "top_p": 0.0, "min_p": 1.5}.items():
+        with pytest.raises(MemspanError, match=f"{name} must"):
+            Sampling(**{name: value})

@@ -1,4 +1,4 @@
-"""``memspan train``: what it writes and says, presets, standard input, and what resuming refuses."""
+"""``memspan train``: what it writes and says, presets, and standard input."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import memspan
-from command_line import SMALL, TEXT, pipe, refused
+from command_line import SMALL, TEXT, pipe, printed, refused
 from memspan import cli
 from memspan.commands.train import new_folder
 from memspan.data.options import DataConfig
@@ -33,8 +33,7 @@ def test_train_writes_a_run_and_reports(
 ) -> None:
     monkeypatch.setattr(terminal, "PLAIN_SECONDS", 0)
     run = Path("run")
-    cli.main(["train", "--data.corpus", "text.txt", "--out", "run", *SMALL])
-    said = capsys.readouterr().out
+    said = printed(capsys, "train", "--data.corpus", "text.txt", "--out", run, *SMALL)
     assert said.startswith("preparing text.txt\n")
     assert "Lower is better" in said
     words = command("generate", "run", "--prompt", "the quick brown fox", "--min-p", 0.1)
@@ -77,20 +76,17 @@ def test_commands_on_the_screen_can_be_typed_as_they_are(
     said = subprocess.run(resume, shell=True, check=True, capture_output=True, text=True).stdout
     assert said.startswith("preparing runs/a b\nresuming runs/a b at step ")
     commands = [shlex.split(line) for line in said.partition("\nnext:\n")[2].splitlines()]
-    assert [words[:2] for words in commands] == [
-        [str(script), verb] for verb in ("generate", "evaluate", "measure")
-    ]
+    assert {words[0] for words in commands} == {str(script)}
     generate, evaluate, measure = (words[1:] for words in commands)
-    cli.main(generate)
-    assert capsys.readouterr().out.startswith("PROSPERO:")
-    cli.main([*evaluate, "--tokens", "100"])
-    cli.main([*measure, "--longest", "16", "--budget", "1"])
+    assert printed(capsys, *generate).startswith("PROSPERO:")
+    assert "bits per byte" in printed(capsys, *evaluate, "--tokens", "100")
+    assert "measure.json" in printed(capsys, *measure, "--longest", "16", "--budget", "1")
 
 
 def test_a_text_with_nothing_to_learn_is_not_praised(capsys: pytest.CaptureFixture[str]) -> None:
     Path("noise").write_bytes(random.Random(1).randbytes(20_000))
-    cli.main(["train", "--data.corpus", "noise", *SMALL, "--train.evaluate-tokens", "0"])
-    said = capsys.readouterr().out
+    noise = ["train", "--data.corpus", "noise", *SMALL, "--train.evaluate-tokens", "0"]
+    said = printed(capsys, *noise)
     assert "Lower is better: memory is not used yet.\n" in said
     assert "compressor does" not in said
 
@@ -114,47 +110,10 @@ def test_a_runs_folder_is_named_after_its_text() -> None:
         assert new_folder(config) == Path("runs") / f"transformer-xl-{name}-1"
 
 
-UNCHANGEABLE = [
-    (["--model.memory-length", "6"], "--model.memory-length cannot change from 8 to 6"),
-    (["--train.batch-size", "4"], "each row of the batch has its own memory"),
-    (["--train.seed", "5"], "--train.seed cannot change"),
-    (["--train.evaluate-tokens", "9"], "the best score so far is of those tokens"),
-    (["--train.steps", "5"], "is finished"),
-    (["--model", "feedback"], "run is a transformer-xl: drop --model feedback"),
-    (["--out", "other"], "drop --out"),
-    (["--preset", "p.toml"], "drop --preset"),
-    (["--data.corpus", "nowhere.txt"], "nowhere.txt: say where it is now with --data.corpus"),
-]
-
-
-def test_resume_refuses_what_a_run_cannot_change(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
-    for flags, says in UNCHANGEABLE:
-        assert says in refused(capsys, "train", "--resume", run, *flags)
-    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
-
-
-def test_a_finished_or_changed_run_is_refused(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = refused(capsys, "train", "--resume", run)
-    assert "is finished" in said
-    assert "--train.steps 12" in said
-    assert "holds a run already" in refused(
-        capsys, "train", "--data.corpus", "text.txt", "--out", "run", *SMALL
-    )
-    config = run / "config.toml"
-    config.write_text(config.read_text().replace("seed = 1", "seed = 2"))
-    assert "has changed" in refused(capsys, "train", "--resume", run)
-
-
 def test_a_text_from_standard_input_is_kept_beside_the_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     new = ["train", *SMALL, "--data.corpus", "-", "--out", "runs/v1.5"]
-
     pipe(monkeypatch, b"")
     assert "standard input is empty" in refused(capsys, *new)
     assert not Path("runs/v1.5.txt").exists()
@@ -165,4 +124,3 @@ def test_a_text_from_standard_input_is_kept_beside_the_run(
     assert memspan.load("runs/v1.5").step == 7
     pipe(monkeypatch, TEXT)
     assert "runs/v1.5.txt, which exists" in refused(capsys, *new)
-    assert "root folder" in refused(capsys, "train", "--data.corpus", "-", "--out", "/")

@@ -1,0 +1,184 @@
+"""``memspan evaluate`` and ``memspan generate``: what they print, and read on top of what."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import memspan
+from command_line import SMALL, TEXT, harm, pipe, printed, refused
+from memspan import cli
+from memspan.errors import MemspanError
+from memspan.models import LanguageModel
+from memspan.runs.options import load_config
+from memspan.runs.texts import text_of
+
+pytestmark = pytest.mark.usefixtures("text_file")
+
+
+def scored(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
+    """The scores of the run ``run``."""
+    found: dict[str, Any] = json.loads(printed(capsys, "evaluate", "run", "--json", *options))
+    return found
+
+
+def test_evaluate_prints_and_counts(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scores = scored(capsys)
+    assert scores["tokens"] == scores["n_bytes"] == len(TEXT) * 95 // 100 - len(TEXT) * 90 // 100
+    assert scores["streams"] == 1
+    said = printed(capsys, "evaluate", "run", "--batch-size", "3", "--memory-length", "20")
+    assert "3 streams" in said
+
+
+def test_another_span_than_in_training(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Trained with span segment, read with a fixed one and clamped distances."""
+    other = ["--attention-span", "fixed", "--clamp-length", "5"]
+    longer = ["--tokens", "90", "--memory-length", "20"]
+    found = scored(capsys, *longer, *other)
+    assert found["reading"] == {"attention_span": "fixed", "clamp_length": 5}
+    assert found["nats"] != scored(capsys, *longer)["nats"]
+    # With a fixed span a score does not depend on the segments.
+    short = scored(capsys, *longer, *other, "--segment-length", "3")
+    assert short["nats"] == pytest.approx(found["nats"], rel=1e-5)
+    said = printed(capsys, "evaluate", "run", "--tokens", "90", *other)
+    assert "memory 8, attention span fixed, clamp length 5" in said
+    cli.main(["generate", "run", "--tokens", "5", *other])
+
+
+def test_memory_length_beyond_a_learned_table_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    learned = ["--model.positions", "learned"]
+    cli.main(["train", "--data.corpus", "text.txt", "--out", "l", *SMALL, *learned])
+    line = refused(capsys, "evaluate", "l", "--memory-length", "500")
+    assert "lower memory_length or set clamp_length" in line
+    cli.main(["evaluate", "l", "--memory-length", "4"])
+    # A longer memory leaves less of the table to a segment.
+    table = load_config(Path("l")).model.max_distance
+    assert "segment 1," in printed(capsys, "evaluate", "l", "--memory-length", table - 1)
+
+
+def test_a_text_is_scored_on_top_of_a_memory(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("p").write_bytes(TEXT[100:300])
+    cli.main(["generate", "run", "--prompt-file", "p", "--tokens", "0", "--save-memory", "m"])
+    how = ["--corpus", "text.txt", "--tokens", "8", "--device", "cpu"]
+    without, found = scored(capsys, *how), scored(capsys, *how, "--memory", "m")
+    assert (without["tokens_before"], found["tokens_before"]) == (0, 200)
+    # By hand: one segment on top of the memory.
+    loaded = memspan.load("run", "cpu")
+    assert isinstance(loaded.model, LanguageModel)
+    whole = text_of(loaded, "text.txt", None, "validation", False).tokens[:8]
+    targets = torch.from_numpy(whole.astype(int))[None]
+    inputs = torch.cat([torch.zeros_like(targets[:, :1]), targets[:, :-1]], 1)
+    losses = loaded.model.reader(loaded.model.load_memory("m")).read(inputs, targets=targets)
+    assert found["nats"] == pytest.approx(losses.sum().item(), abs=1e-5)
+    assert abs(without["nats"] - found["nats"]) > 1e-4
+    on_top = ["evaluate", "run", *how, "--memory", "m"]
+    assert "on top of m" in printed(capsys, *on_top)
+    assert "batch size of 1" in refused(capsys, *on_top, "--batch-size", "2")
+    assert "drop memory_length" in refused(capsys, *on_top, "--memory-length", "4")
+
+
+def test_a_text_from_standard_input_is_scored(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a whole, unless a part of it is asked for."""
+    for split, options in {"all": [], "validation": ["--split", "validation"]}.items():
+        of_file = scored(capsys, "--corpus", "text.txt", "--split", split)
+        pipe(monkeypatch, TEXT)
+        piped = scored(capsys, "--corpus", "-", *options)
+        assert (piped["corpus"], piped["split"]) == ("standard input", split)
+        assert piped["nats"] == of_file["nats"]
+    pipe(monkeypatch, b"")
+    assert "standard input is empty" in refused(capsys, "evaluate", "run", "--corpus", "-")
+    monkeypatch.setattr(sys, "stdin", None)
+    assert "standard input is closed" in refused(capsys, "evaluate", "run", "--corpus", "-")
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_losses_of_all_tokens_are_written(
+    run: Path, capsys: pytest.CaptureFixture[str], batch_size: int
+) -> None:
+    how = ["--split", "train", "--tokens", "50", "--batch-size", str(batch_size)]
+    how += ["--segment-length", "1", "--per-token", "losses.jsonl"]
+    scores = scored(capsys, *how)
+    lines = [json.loads(line) for line in Path("losses.jsonl").read_text().splitlines()]
+    lines.sort(key=lambda line: line["position"])
+    assert [line["position"] for line in lines] == list(range(50))
+    assert bytes(line["token"] for line in lines) == TEXT[:50]
+    assert sum(line["nats"] for line in lines) == pytest.approx(scores["nats"], rel=1e-4)
+    line = refused(capsys, "evaluate", "run", *how)
+    assert "losses.jsonl exists: give --per-token another path" in line
+
+
+def test_generate_is_seeded_and_continues_from_a_memory(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = partial(printed, capsys, "generate", "run", "--tokens", "20", "--seed", "3")
+    whole = text("--prompt", "the quick brown fox")
+    assert whole == text("--prompt", "the quick brown fox")
+    Path("p").write_text("the quick bro")
+    cli.main(["generate", "run", "--prompt-file", "p", "--tokens", "0", "--save-memory", "m"])
+    later = text("--memory", "m", "--prompt", "wn fox")
+    assert later == whole.removeprefix("the quick bro")
+    greedy = text("--greedy", "--prompt", "the")
+    assert greedy == text("--top-k", "1", "--prompt", "the")
+    samples = text("--greedy", "--prompt", "the", "--samples", "2")
+    assert samples == "".join(f"--- sample {n} ---\n{greedy}" for n in (1, 2))
+    too_many = r"10,000,000,000 samples would take at least .* lower --samples"
+    with pytest.raises(MemspanError, match=too_many):
+        memspan.generate("run", samples=10**10)
+
+
+def test_a_memory_of_another_model_or_damaged_is_refused(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli.main(["generate", "run", "--tokens", "3", "--save-memory", "m"])
+    cli.main(["train", "--data.corpus", "text.txt", "--out", "b", *SMALL, "--train.seed", "9"])
+    assert "another model" in refused(capsys, "generate", "b", "--memory", "m")
+    harm(Path("m"), "flipped")
+    assert "damaged" in refused(capsys, "generate", "run", "--memory", "m")
+
+
+def test_a_saved_memory_overwrites_no_other_file(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save = ["generate", "run", "--tokens", "2", "--save-memory"]
+    for path in (run / "model.safetensors", Path("text.txt"), run):
+        before = path.stat().st_mtime_ns
+        assert "is not a memory file" in refused(capsys, *save, path, "--force")
+        assert path.stat().st_mtime_ns == before
+    Path("m").touch()
+    cli.main([*save, "m"])
+    assert "already holds a memory" in refused(capsys, *save, "m")
+    cli.main([*save, "m", "--force"])
+
+
+def test_a_prompt_may_come_from_standard_input(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("p").write_bytes(TEXT[:700])
+    said = []
+    for name in ("p", "-"):
+        with open("p") as file:
+            monkeypatch.setattr(sys, "stdin", file)
+            write = ["generate", "run", "--prompt-file", name, "--tokens", "9", "--seed", "1"]
+            said.append(printed(capsys, *write))
+    assert said[0] == said[1]
+
+
+def test_what_is_written_is_printed_as_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write = ["generate", "run", "--prompt", "ab", "--tokens", "9", "--seed", "1", "--samples", "2"]
+    found = json.loads(printed(capsys, *write, "--json"))
+    assert (found["run"], found["prompt"]) == ("run", "ab")
+    plain = printed(capsys, *write)
+    for sample in found["samples"]:
+        assert f"ab{sample['text']}\n" in plain
+        assert bytes(sample["tokens"]).decode(errors="replace").startswith(sample["text"])
+        assert len(sample["tokens"]) == 9
