@@ -1,10 +1,12 @@
-"""What the site's generator makes of links and of results files."""
+"""What the site's generator makes of links, pictures, notebooks and results files."""
 
 from __future__ import annotations
 
 import base64
 import json
+from functools import partial
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import pytest
 
@@ -14,19 +16,6 @@ from docsite.errors import DocsError
 
 MACHINE = {"cpu": "a CPU", "cores": 2, "threads": 1, "python": "3", "torch": "2", "date": "today"}
 MACHINE["command"] = "it.py"
-TABLE = Table("it.json", "It", "size ratio peer")
-
-
-@pytest.fixture
-def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder of results, and one table of them."""
-    monkeypatch.setattr(benchmarks, "TABLES", (TABLE,))
-    (tmp_path / benchmarks.RESULTS).mkdir(parents=True)
-    return tmp_path
-
-
-def write(root: Path, name: str, content: object) -> None:
-    (root / benchmarks.RESULTS / name).write_text(json.dumps(content))
 
 
 def test_the_results_of_this_repository() -> None:
@@ -34,33 +23,41 @@ def test_the_results_of_this_repository() -> None:
     assert "| architecture |" in benchmarks.measured_rows()
 
 
-def test_a_table(results: Path) -> None:
-    assert "###" not in benchmarks.measured_rows(results)
+def test_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmarks, "TABLES", (Table("it.json", "It", "size ratio peer"),))
+    assert "###" not in benchmarks.measured_rows(tmp_path)
+    path = tmp_path / benchmarks.RESULTS / "it.json"
+    path.parent.mkdir(parents=True)
     rows = [{"size": "S", "ratio": 1234.6, "peer": None}, {"size": "M", "ratio": 0.12346}]
-    write(results, "it.json", {"machine": MACHINE, "rows": rows})
-    page = benchmarks.measured_rows(results)
+    path.write_text(json.dumps({"machine": MACHINE, "rows": rows}))
+    page = benchmarks.measured_rows(tmp_path)
     assert "| S | 1,235 |  |\n| M | 0.1235 |  |" in page
     assert "`it.py`" in page
     # Of an older form.
     older = [{"size": "S", "peer": 1}]
     for more, words in (({}, "no machine and rows"), ({"rows": older}, "no row with ratio")):
-        write(results, "it.json", {"machine": MACHINE} | more)
+        path.write_text(json.dumps({"machine": MACHINE} | more))
         with pytest.raises(DocsError, match=words):
-            benchmarks.measured_rows(results)
+            benchmarks.measured_rows(tmp_path)
 
 
-def test_a_measured_span(results: Path) -> None:
-    assert "not been measured" in benchmarks.measured_span("it", results)
-    span = {"tokens": 1024, "low": 512, "high": 2048, "beyond": False}
+def test_a_measured_span(tmp_path: Path) -> None:
+    said = partial(benchmarks.measured_span, "it", tmp_path)
+    assert "not been measured" in said()
+    path = tmp_path / benchmarks.RESULTS / "span-it.json"
+    path.parent.mkdir(parents=True)
+    span = {"tokens": 1024, "low": 512, "high": 2048}
     run = {"run": "it", "span": span, "corpus": "a text", "longest": 4096, "parameters": 500_000}
-    write(results, "span-it.json", {"runs": [run]})
-    assert "**1,024 tokens** (95 %: 512 to 2,048)" in benchmarks.measured_span("it", results)
-    span["beyond"] = True
-    write(results, "span-it.json", {"runs": [run]})
-    assert "**At least 1,024 tokens**" in benchmarks.measured_span("it", results)
-    write(results, "span-it.json", {"runs": [run, run]})
+    for beyond, words in (
+        (False, "**1,024 tokens** (95 %: 512 to 2,048)"),
+        (True, "**At least 1,024 tokens**"),
+    ):
+        span["beyond"] = beyond
+        path.write_text(json.dumps({"runs": [run]}))
+        assert words in said()
+    path.write_text(json.dumps({"runs": [run, run]}))
     with pytest.raises(DocsError, match="not the measure"):
-        benchmarks.measured_span("it", results)
+        said()
 
 
 def test_links(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,20 +96,16 @@ def test_pictures_by_the_colours_of_the_site(tmp_path: Path) -> None:
 
 def test_a_notebook(tmp_path: Path) -> None:
     """Its notes and code in order, what was printed after it, and its pictures as files."""
-    cells = [
-        {"cell_type": "markdown", "source": ["# It\n", "\n", "about [a](a.md)"]},
-        {
-            "cell_type": "code",
-            "source": ["print(1)"],
-            "outputs": [
-                {"output_type": "stream", "text": ["1\n"]},
-                {
-                    "output_type": "display_data",
-                    "data": {"image/png": base64.b64encode(b"p").decode()},
-                },
-            ],
-        },
-    ]
+    drawn = {"image/png": base64.b64encode(b"p").decode()}
+    cell: dict[str, Any] = {
+        "cell_type": "code",
+        "source": ["print(1)"],
+        "outputs": [
+            {"output_type": "stream", "text": ["1\n"]},
+            {"output_type": "display_data", "data": drawn},
+        ],
+    }
+    cells = [{"cell_type": "markdown", "source": ["# It\n", "\n", "about [a](a.md)"]}, cell]
     path = tmp_path / "it.ipynb"
     path.write_text(json.dumps({"cells": cells}))
     page = notebooks.read_notebook(path, str.upper)
@@ -124,7 +117,7 @@ def test_a_notebook(tmp_path: Path) -> None:
     page = notebooks.read_notebook(path, str.upper, "https://github.com/me/it/")
     assert "google.com/github/me/it/blob/main/examples/notebooks/it.ipynb)" in page.text
     assert "`%pip install git+https://github.com/me/it matplotlib`" in page.text
-    cells[1]["outputs"] = [{"output_type": "error"}]
+    cell["outputs"] = [{"output_type": "error"}]
     path = tmp_path / "wrong.ipynb"
     path.write_text(json.dumps({"cells": cells}))
     with pytest.raises(DocsError, match="neither text nor a PNG"):

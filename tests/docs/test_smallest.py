@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import runpy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,23 +57,21 @@ def close(found: Any, expected: Any) -> None:
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
-@torch.no_grad()
 def carried(
     model: Any, read: Callable[[Tensor, Any], Any], own: Any, segments: Sequence[int] = (3, 1, 4, 6)
-) -> tuple[Any, Any]:
+) -> Iterator[Any]:
     """Segments of unequal length, so that memory is empty, partly full and full: outputs are the same.
 
-    Returns:
-        The memory of the model and that of the smallest version.
+    Yields the model's memory, that of the smallest version, and what else each of them returns.
     """
     memory = None
     for n_tokens in segments:
         x = torch.randn(n_tokens, model.config.d_model)
         output = model(x[None], memory)
-        memory = output.memory
-        hidden, own = read(x, own)
+        memory = output.memory.detach()
+        hidden, own, *more = read(x, own)
         close(hidden, output.hidden[0])
-    return memory, own
+        yield memory, own, output, *more
 
 
 @pytest.mark.parametrize("memory_length", [0, 5])
@@ -82,7 +80,7 @@ def test_transformer_xl(memory_length: int) -> None:
     model = drawn(models.TransformerXL(config))
     layers = [_layer(model, n) for n in range(config.n_layers)]
     empty, read = [torch.zeros(0, config.d_model)] * config.n_layers, transformer_xl.read
-    memory, own = carried(model, lambda x, m: read(x, m, layers, memory_length), empty)
+    *_, (memory, own, _) = carried(model, lambda x, m: read(x, m, layers, memory_length), empty)
     torch.testing.assert_close(torch.stack(own), memory.hidden[0])
 
 
@@ -94,22 +92,19 @@ def test_compressive(auxiliary_loss: Any, M: int, C: int, c: int) -> None:
     config = models.CompressiveConfig(**sizes, auxiliary_loss=auxiliary_loss, normalisation="post")
     model = drawn(models.Compressive(config))
     layers = [_compressive_layer(model, n) for n in range(config.n_layers)]
-    none = torch.zeros(0, config.d_model)
-    memory, memories = None, [(none, none)] * config.n_layers
+    empty = [(torch.zeros(0, config.d_model),) * 2] * config.n_layers
     loss_of = getattr(compressive, f"{auxiliary_loss.replace('-', '_')}_loss")
     weights = list(model.parameters())
-    for n_tokens in (3, 1, 5, 6, 1):
-        x = torch.randn(n_tokens, config.d_model)
-        output = model(x[None], memory)
-        memory = output.memory.detach()
-        hidden, memories, loss = compressive.read(x, memories, layers, M, C, loss_of)
-        close(hidden, output.hidden[0])
+
+    def read(x: Tensor, memories: Any) -> Any:
+        return compressive.read(x, memories, layers, M, C, loss_of)
+
+    for memory, memories, output, loss in carried(model, read, empty, (3, 1, 5, 6, 1)):
         close(loss, output.auxiliary_loss)
         compressed, recent = (torch.stack(parts) for parts in zip(*memories, strict=True))
         n, n_compressed = int(memory.length), int(memory.compressed_length)
-        assert (recent.shape[1], compressed.shape[1]) == (n, n_compressed)
-        torch.testing.assert_close(recent, memory.hidden[0, :, M - n :])
-        torch.testing.assert_close(compressed, memory.compressed[0, :, C - n_compressed :])
+        close(recent, memory.hidden[0, :, M - n :])
+        close(compressed, memory.compressed[0, :, C - n_compressed :])
         if loss.requires_grad:
             ours, real = (
                 torch.autograd.grad(x, weights, retain_graph=True, allow_unused=True)
@@ -144,48 +139,34 @@ def test_relative_attention(slots: int) -> None:
     close(gradients, torch.autograd.grad(real[0, 0], given, d_output))
 
 
-def _compressive_layer(model: models.Compressive, n: int) -> dict[str, Any]:
-    own: Any = model.layers[n].compression
-    if own is None:
-        # Of nothing but the rate is asked, by which memory gives slots away.
-        return _layer(model, n) | {"f": torch.zeros(model.config.compression_rate, 0)}
-    weights = {"f": own.weight.permute(2, 1, 0), "f_bias": own.bias}
-    if model.config.auxiliary_loss == "auto-encoding":
-        weights |= {"g": own.decoder_weight.permute(2, 0, 1), "g_bias": own.decoder_bias}
-    return _layer(model, n) | weights
-
-
 def test_fast_weights() -> None:
     config = models.FastWeightsConfig(**SIZES, norm="post")
     model = drawn(models.FastWeights(config))
     layers = [_fast_weights_layer(layer) for layer in model.stack()]
     empty = model.initial_memory(1).weights[0]
-    memory, matrices = carried(model, lambda x, m: fast_weights.read(x, m, layers), empty)
-    close(torch.stack([torch.stack(heads) for heads in matrices]), memory.weights[0])
+    for memory, own, _ in carried(model, lambda x, m: fast_weights.read(x, m, layers), empty):
+        close(torch.stack([torch.stack(heads) for heads in own]), memory.weights[0])
 
 
 def test_gated_delta_net() -> None:
     config = models.GatedDeltaNetConfig(**SIZES, d_value=6)
     model = drawn(models.GatedDeltaNet(config))
     layers = [_gated_delta_net_layer(layer) for layer in model.stack()]
-    empty = model.initial_memory(1)
-    start = _by_head(config, empty.weights[0], empty.inputs[0])
-    memory, own = carried(model, lambda x, m: gated_delta_net.read(x, m, layers), start)
-    close(own, _by_head(config, memory.weights[0], memory.inputs[0]))
+    empty = _by_head(config, model.initial_memory(1))
+    for memory, own, _ in carried(model, lambda x, m: gated_delta_net.read(x, m, layers), empty):
+        close(own, _by_head(config, memory))
 
 
 def test_feedback() -> None:
-    config = models.FeedbackConfig(**SIZES, memory_length=5, normalisation="post")
+    span = 5
+    config = models.FeedbackConfig(**SIZES, memory_length=span, normalisation="post")
     model = drawn(models.Feedback(config))
-    layers = [_feedback_layer(model, n) for n in range(config.n_layers)]
-    empty = torch.zeros(0, config.d_model)
-
-    def read(x: Tensor, past: Tensor) -> Any:
-        return feedback.read(x, past, layers, model.layer_weights, config.memory_length)
-
-    for segments in ((1, 3), (1, 3, 4)):
-        memory, past = carried(model, read, empty, segments)
-        close(past, memory.vectors[0, config.memory_length - len(past) :])
+    layers = [_feedback_layer(model, layer) for layer in model.stack()]
+    empty, mix = torch.zeros(0, config.d_model), model.layer_weights
+    for memory, past, _ in carried(
+        model, lambda x, past: feedback.read(x, past, layers, mix, span), empty, (1, 3, 4)
+    ):
+        close(past, memory.vectors[0, span - len(past) :])
 
 
 def test_delta_rule() -> None:
@@ -215,9 +196,9 @@ def drawn(model: Any) -> Any:
     return model
 
 
-def columns(module: Any, n_heads: int, names: Iterable[str]) -> dict[str, Any]:
+def columns(module: Any, n_heads: int, names: str) -> dict[str, Any]:
     """Weights of products, each cut into those of the heads."""
-    return {name: getattr(module, name).weight.T.chunk(n_heads, 1) for name in names}
+    return {name: getattr(module, name).weight.T.chunk(n_heads, 1) for name in names.split()}
 
 
 def layer_of(parts: dict[str, Any], output: Any, feed_forward: Any) -> dict[str, Any]:
@@ -226,6 +207,7 @@ def layer_of(parts: dict[str, Any], output: Any, feed_forward: Any) -> dict[str,
     return {
         "heads": [dict(zip(parts, head, strict=True)) for head in heads],
         "output": output.weight.T,
+        "output_bias": output.bias,
         "inner": feed_forward.inner.weight.T,
         "inner_bias": feed_forward.inner.bias,
         "outer": feed_forward.outer.weight.T,
@@ -236,21 +218,30 @@ def layer_of(parts: dict[str, Any], output: Any, feed_forward: Any) -> dict[str,
 def _layer(model: models.TransformerXL | models.Compressive, n: int) -> dict[str, Any]:
     layer, (u, v) = model.layers[n], model.biases(n)
     own = layer.attention
-    parts = columns(own, own.n_heads, ("query", "key", "value", "position")) | {"u": u, "v": v}
+    parts = columns(own, own.n_heads, "query key value position") | {"u": u, "v": v}
     return layer_of(parts, own.output, layer.feed_forward)
+
+
+def _compressive_layer(model: models.Compressive, n: int) -> dict[str, Any]:
+    own: Any = model.layers[n].compression
+    if own is None:
+        # Of nothing but the rate is asked, by which memory gives slots away.
+        return _layer(model, n) | {"f": torch.zeros(model.config.compression_rate, 0)}
+    weights = {"f": own.weight.permute(2, 1, 0), "f_bias": own.bias}
+    if model.config.auxiliary_loss == "auto-encoding":
+        weights |= {"g": own.decoder_weight.permute(2, 0, 1), "g_bias": own.decoder_bias}
+    return _layer(model, n) | weights
 
 
 def _fast_weights_layer(layer: Any) -> dict[str, Any]:
     own = layer.attention
-    parts = columns(own, own.n_heads, ("query", "key", "value")) | {"beta": own.beta.weight}
-    biased = {"output_bias": own.output.bias}
-    return layer_of(parts, own.output, layer.feed_forward) | biased
+    parts = columns(own, own.n_heads, "query key value") | {"beta": own.beta.weight}
+    return layer_of(parts, own.output, layer.feed_forward)
 
 
-def _feedback_layer(model: models.Feedback, n: int) -> dict[str, Any]:
-    layer = list(model.stack())[n]
+def _feedback_layer(model: models.Feedback, layer: Any) -> dict[str, Any]:
     n_heads = len(layer.content_bias)
-    parts = columns(layer, n_heads, ["query"]) | {
+    parts = columns(layer, n_heads, "query") | {
         "key": model.key[0].weight.T.chunk(n_heads, 1),
         "value": model.value[0].weight.T.chunk(n_heads, 1),
         "u": layer.content_bias,
@@ -260,25 +251,9 @@ def _feedback_layer(model: models.Feedback, n: int) -> dict[str, Any]:
     return layer_of(parts, layer.output, layer.feed_forward)
 
 
-def _by_head(
-    config: models.GatedDeltaNetConfig, weights: Tensor, inputs: Tensor
-) -> list[list[Any]]:
-    """For each layer and head its matrix and the inputs of its convolutions."""
-    return [
-        [[own, of_heads.T] for own, of_heads in zip(matrices, _channels(config, x.T), strict=True)]
-        for matrices, x in zip(weights, inputs, strict=True)
-    ]
-
-
-def _channels(config: models.GatedDeltaNetConfig, x: Tensor) -> list[Tensor]:
-    """Queries, keys and values side by side, ``[C, ...]``, head by head."""
-    parts = (part.chunk(config.n_heads) for part in x.split(config.widths))
-    return [torch.cat(of_head) for of_head in zip(*parts, strict=True)]
-
-
 def _gated_delta_net_layer(layer: Any) -> dict[str, Any]:
     mixer, n = layer.mixer, layer.mixer.config.n_heads
-    parts = columns(mixer, n, ("query", "key", "value")) | {
+    parts = columns(mixer, n, "query key value") | {
         "gate": mixer.output_gate.weight.T.chunk(n, 1),
         "taps": _channels(mixer.config, mixer.convolution),
         "step": mixer.step.weight,
@@ -287,6 +262,21 @@ def _gated_delta_net_layer(layer: Any) -> dict[str, Any]:
         "dt_bias": mixer.dt_bias,
     }
     return layer_of(parts, mixer.output, layer.feed_forward)
+
+
+def _by_head(config: models.GatedDeltaNetConfig, memory: Any) -> list[list[Any]]:
+    """For each layer and head its matrix and the inputs of its convolutions."""
+    layers = zip(memory.weights[0], memory.inputs[0], strict=True)
+    return [
+        [[own, of_head.T] for own, of_head in zip(matrices, _channels(config, x.T), strict=True)]
+        for matrices, x in layers
+    ]
+
+
+def _channels(config: models.GatedDeltaNetConfig, x: Tensor) -> list[Tensor]:
+    """Queries, keys and values side by side, ``[C, ...]``, head by head."""
+    parts = (part.chunk(config.n_heads) for part in x.split(config.widths))
+    return [torch.cat(of_head) for of_head in zip(*parts, strict=True)]
 
 
 def test_feedback_backward() -> None:

@@ -1,8 +1,9 @@
-"""Pages with tables that benchmarks write, from stored results; every broken law has its cause."""
+"""Pages show what benchmarks stored: in tables, as speeds in the text, as causes of broken laws."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -12,10 +13,36 @@ import any_span
 import findings
 import stateful_laws
 import which_one
+from docsite.code import ROOT
 from page_tables import rewritten
 from stateful_laws import OUT, PAGE, TORCH, TYPE
 
-PATCHES = Path(__file__).parents[2] / "benchmarks" / "state_patches"
+MEASURED = sorted((ROOT / "docs" / "measured").glob("*.md"))
+RESULTS = """
+latest no-compiler one-token one-token-avx512 feedback-dropout feedback-options paper
+gated-delta-net gated-delta-rule
+"""
+OF = {"gated-delta-rule": "gated_delta_net"}
+"""What rows without an architecture are of; otherwise the options of Feedback."""
+
+
+@pytest.mark.parametrize("page", MEASURED, ids=lambda page: page.stem)
+def test_speeds_are_measured_ones(page: Path) -> None:
+    """Each ratio with its spread, ``1.5 (1.4-1.7)``, is that of a row of this architecture."""
+    known = set()
+    for name in RESULTS.split():
+        results = json.loads((ROOT / f"benchmarks/results/{name}.json").read_text(encoding="utf-8"))
+        for row in results["rows"]:
+            of = row.get("architecture", OF.get(name, "feedback")).replace("-", "_")
+            if of == page.stem and (ratio := row.get("ratio")):
+                whole = ratio if isinstance(ratio, dict) else row | {"middle": ratio}
+                for digits in (0, 1, 2):
+                    numbers = (f"{whole[n]:.{digits}f}" for n in ("middle", "low", "high"))
+                    known.add("{} ({}-{})".format(*numbers))
+    text = page.read_text(encoding="utf-8").replace("\N{EN DASH}", "-")
+    shown = re.findall(r"[\d.]+ \([\d.]+-[\d.]+\)", text)
+    assert len(shown) > 5
+    assert set(shown) <= known
 
 
 @pytest.mark.parametrize("script", [any_span, findings, stateful_laws, which_one])
@@ -37,4 +64,5 @@ def test_every_cause_is_of_a_broken_model() -> None:
     causes = PAGE.read_text(encoding="utf-8").partition("## Causes")[2]
     heads = [line.partition(":")[0] for line in causes.splitlines() if line.startswith("**")]
     named = {name for head in heads for name in head.strip("*").split(", ")}
-    assert named == broken == {path.stem for path in PATCHES.glob("*.patch")}
+    patches = (ROOT / "benchmarks" / "state_patches").glob("*.patch")
+    assert named == broken == {path.stem for path in patches}
