@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +18,7 @@ import memspan
 from command_line import SMALL, TEXT, harm, pipe, printed, refused
 from memspan import cli
 from memspan.errors import MemspanError
-from memspan.models import LanguageModel
 from memspan.runs.options import load_config
-from memspan.runs.texts import text_of
 
 pytestmark = pytest.mark.usefixtures("text_file")
 
@@ -64,25 +65,52 @@ def test_memory_length_beyond_a_learned_table_is_refused(
     assert "segment 1," in printed(capsys, "evaluate", "l", "--memory-length", table - 1)
 
 
+def by_hand(ids: Sequence[int], before: int = 0, memory: str | None = None) -> torch.Tensor:
+    """The losses of tokens after ``before``, read in one call with a fixed span."""
+    model = memspan.load("run", "cpu").model
+    start = model.initial_memory(1) if memory is None else model.load_memory(memory)
+    reader, targets = model.reader(start, attention_span="fixed"), torch.tensor([[*ids]])
+    return reader.read(torch.tensor([[before, *ids[:-1]]]), targets=targets)[0]
+
+
 def test_a_text_is_scored_on_top_of_a_memory(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("p").write_bytes(TEXT[100:300])
     cli.main(["generate", "run", "--prompt-file", "p", "--tokens", "0", "--save-memory", "m"])
-    how = ["--corpus", "text.txt", "--tokens", "8", "--device", "cpu"]
+    how = ["--corpus", "text.txt", "--tokens", "8", "--device", "cpu", "--attention-span", "fixed"]
     without, found = scored(capsys, *how), scored(capsys, *how, "--memory", "m")
     assert (without["tokens_before"], found["tokens_before"]) == (0, 200)
-    # By hand: one segment on top of the memory.
-    loaded = memspan.load("run", "cpu")
-    assert isinstance(loaded.model, LanguageModel)
-    whole = text_of(loaded, "text.txt", None, "validation", False).tokens[:8]
-    targets = torch.from_numpy(whole.astype(int))[None]
-    inputs = torch.cat([torch.zeros_like(targets[:, :1]), targets[:, :-1]], 1)
-    losses = loaded.model.reader(loaded.model.load_memory("m")).read(inputs, targets=targets)
+    losses = by_hand(TEXT[len(TEXT) * 90 // 100 :][:8], memory="m")
     assert found["nats"] == pytest.approx(losses.sum().item(), abs=1e-5)
     assert abs(without["nats"] - found["nats"]) > 1e-4
     on_top = ["evaluate", "run", *how, "--memory", "m"]
     assert "on top of m" in printed(capsys, *on_top)
     assert "batch size of 1" in refused(capsys, *on_top, "--batch-size", "2")
     assert "drop memory_length" in refused(capsys, *on_top, "--memory-length", "4")
+
+
+@pytest.mark.parametrize("borders", [[0, 50], [0, 17, 34, 50]], ids=["1 stream", "3 streams"])
+def test_losses_of_all_tokens_are_written(
+    run: Path, capsys: pytest.CaptureFixture[str], borders: list[int]
+) -> None:
+    """Those of a stream after the last token of the one before, from an empty memory."""
+    how = ["--split", "train", "--tokens", "50", "--batch-size", str(len(borders) - 1)]
+    how += ["--segment-length", "5", "--attention-span", "fixed", "--per-token", "losses.jsonl"]
+    scores = scored(capsys, *how)
+    lines = [json.loads(line) for line in Path("losses.jsonl").read_text().splitlines()]
+    lines.sort(key=lambda line: line["position"])
+    assert [line["position"] for line in lines] == list(range(50))
+    assert bytes(line["token"] for line in lines) == TEXT[:50]
+    expected = [
+        by_hand(TEXT[first:last], TEXT[first - 1] if first else 0)
+        for first, last in pairwise(borders)
+    ]
+    nats = torch.cat(expected).tolist()
+    assert [line["nats"] for line in lines] == pytest.approx(nats, abs=1e-4)
+    assert scores["nats"] == pytest.approx(sum(nats), rel=1e-5)
+    assert scores["bits_per_byte"] == pytest.approx(sum(nats) / math.log(2) / 50, rel=1e-5)
+    assert scores["perplexity"] == pytest.approx(math.exp(sum(nats) / 50), rel=1e-5)
+    line = refused(capsys, "evaluate", "run", *how)
+    assert "losses.jsonl exists: give --per-token another path" in line
 
 
 def test_a_text_from_standard_input_is_scored(
@@ -99,22 +127,6 @@ def test_a_text_from_standard_input_is_scored(
     assert "standard input is empty" in refused(capsys, "evaluate", "run", "--corpus", "-")
     monkeypatch.setattr(sys, "stdin", None)
     assert "standard input is closed" in refused(capsys, "evaluate", "run", "--corpus", "-")
-
-
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_losses_of_all_tokens_are_written(
-    run: Path, capsys: pytest.CaptureFixture[str], batch_size: int
-) -> None:
-    how = ["--split", "train", "--tokens", "50", "--batch-size", str(batch_size)]
-    how += ["--segment-length", "1", "--per-token", "losses.jsonl"]
-    scores = scored(capsys, *how)
-    lines = [json.loads(line) for line in Path("losses.jsonl").read_text().splitlines()]
-    lines.sort(key=lambda line: line["position"])
-    assert [line["position"] for line in lines] == list(range(50))
-    assert bytes(line["token"] for line in lines) == TEXT[:50]
-    assert sum(line["nats"] for line in lines) == pytest.approx(scores["nats"], rel=1e-4)
-    line = refused(capsys, "evaluate", "run", *how)
-    assert "losses.jsonl exists: give --per-token another path" in line
 
 
 def test_generate_is_seeded_and_continues_from_a_memory(

@@ -1,9 +1,7 @@
-"""Sampling filters, prompts in segments and side by side, stop strings, log-probabilities, and scores
-against the plain definition."""
+"""Sampling filters, prompts in segments and side by side, stop strings, and log-probabilities."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,6 @@ from memspan.data.token_files import Identity
 from memspan.data.tokenizers.plain import ByteTokenizer
 from memspan.data.tokenizers.registry import train_tokenizer
 from memspan.errors import MemspanError
-from memspan.evaluation import score_tokens
 from memspan.generation.drawing import draw, draw_tokens, probabilities
 from memspan.generation.writer import Sample, Writer, generate, read_prompt
 from memspan.models import LanguageModel
@@ -58,6 +55,7 @@ def tiny(name: str) -> Run:
         (Sampling(1, top_p=0.51), [2 / 3, 1 / 3, 0, 0]),
         (Sampling(1, min_p=0.5), [2 / 3, 1 / 3, 0, 0]),
         (Sampling(1, top_k=3, min_p=0.4), [2 / 3, 1 / 3, 0, 0]),
+        (Sampling(1, top_k=2, top_p=0.6), [1, 0, 0, 0]),
     ],
 )
 def test_filters(sampling: Sampling, expected: list[float]) -> None:
@@ -94,57 +92,24 @@ def test_a_distribution_always_comes_out(
     assert p[unfiltered == unfiltered.max()].max() > 0
 
 
-def test_a_long_prompt_is_read_in_segments_and_everything_is_remembered() -> None:
-    m = tiny("feedback").model
-    prompt = np.arange(2 * SEGMENT + 3)
-    reader = m.reader(batch_size=1)
-    logits, last = read_prompt(reader, [prompt], SEGMENT)
-    assert last == prompt[-1]
-    drawn = [ids for ids, _ in draw_tokens(reader, logits, 5, Sampling(seed=3))]
-    assert reader.memory.tokens_seen.tolist() == [len(prompt) + 5]
-    # The whole text in one call leaves the same memory: what was drawn was read.
-    whole = m(torch.tensor([[*prompt, *(ids[0] for ids in drawn)]])).memory
-    torch.testing.assert_close(reader.memory.tensors(), whole.tensors())
-    again = m.reader(batch_size=1)
-    logits, _ = read_prompt(again, np.array_split(prompt, 3), SEGMENT)
-    assert drawn == [ids for ids, _ in draw_tokens(again, logits, 5, Sampling(seed=3))]
-
-
-def test_a_prompt_is_read_as_it_comes() -> None:
-    reader = tiny("feedback").model.reader(batch_size=1)
-    read = [0]
+def test_a_prompt_is_read_as_it_comes_and_everything_is_remembered() -> None:
+    model = tiny("feedback").model
+    reader = model.reader(batch_size=1)
+    prompt = np.arange(4 * (2 * SEGMENT + 4))
 
     def pieces() -> Iterator[np.ndarray]:
-        for n in range(4):
+        for n, piece in enumerate(np.split(prompt, 4)):
             # Of what came before, less than a segment waits.
-            assert n * SEGMENT * 2 - read[0] < SEGMENT
-            yield np.zeros(SEGMENT * 2 + 1, np.uint8)
+            assert n * len(piece) - int(reader.memory.tokens_seen) < SEGMENT
+            yield piece
 
-    def counted(tokens: torch.Tensor) -> torch.Tensor:
-        read[0] += tokens.shape[1]
-        return torch.zeros(*tokens.shape, 256)
-
-    reader.read = counted  # type: ignore[method-assign]
-    read_prompt(reader, pieces(), SEGMENT)
-    assert read[0] == 4 * (SEGMENT * 2 + 1)
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-def test_scores_are_the_sum_over_every_token(rows: int) -> None:
-    m = tiny("feedback").model
-    text = (np.arange(40) * 7 % 50).astype(np.uint8)
-    scores = score_tokens(m, text, ByteTokenizer(), batch_size=rows, segment_length=5)
-    parts = np.split(text.astype(np.int64), range(14, 40, 14)) if rows == 3 else [text]
-    expected, before = 0.0, 0
-    for part in parts:
-        inputs = torch.tensor([[before, *part[:-1].tolist()]])
-        targets = torch.from_numpy(part.astype(np.int64))[None]
-        expected += m(inputs, targets=targets).losses.sum().item()
-        before = int(part[-1])
-    assert scores.tokens == 40
-    assert scores.nats == pytest.approx(expected, rel=1e-9)
-    assert scores.bits_per_byte == pytest.approx(expected / math.log(2) / 40)
-    assert scores.perplexity == pytest.approx(math.exp(expected / 40))
+    logits, last = read_prompt(reader, pieces(), SEGMENT)
+    assert last == prompt[-1]
+    drawn = [ids[0] for ids, _ in draw_tokens(reader, logits, 5, Sampling(seed=3))]
+    # As the whole text in one call: what was drawn was read.
+    whole = model(torch.tensor([[*prompt, *drawn]]))
+    torch.testing.assert_close(logits, whole.logits[:, len(prompt) - 1])
+    torch.testing.assert_close(reader.memory.tensors(), whole.memory.tensors())
 
 
 def test_words_continue_a_prompt_after_a_space() -> None:
@@ -222,18 +187,21 @@ def test_a_sample_ends_at_the_first_stop_string(pieces: list[str], stops: list[s
 
 
 def test_memory_covers_what_was_written_and_no_more() -> None:
-    run = tiny("feedback")
-    full = generate(run, ["x", "yy"], tokens=12, sampling=GREEDY)
-    stop = full.texts[0][4:6]
-    writer = Writer(run, ["x", "yy"], tokens=12, sampling=GREEDY, stop=stop)
+    """Of a sample that a string has stopped, while the other goes on."""
+    run, how = tiny("feedback"), {"tokens": 12, "sampling": GREEDY}
+    full = generate(run, ["x", "yy"], **how)
+    stop = full.texts[1][4:6]
+    assert stop not in full.texts[0]
+    writer = Writer(run, ["x", "yy"], stop=stop, log_probabilities=True, **how)
     shown = ["".join(pieces) for pieces in zip(*writer, strict=True)]
-    assert shown == writer.texts
-    assert writer.texts[0] == full.texts[0].split(stop)[0]
+    assert shown == writer.texts == [full.texts[0], full.texts[1].split(stop)[0]]
+    assert writer.log_probabilities is not None
     for row, prompt in enumerate(["x", "yy"]):
-        seen = len(prompt) + len(writer.tokens[row])
-        assert writer.memory[row].tokens_seen.tolist() == [seen]
-    alone = generate(run, "x", tokens=len(writer.tokens[0]), sampling=GREEDY).memory
-    torch.testing.assert_close(writer.memory[0].tensors(), alone.tensors())
+        ids = writer.tokens[row]
+        assert len(writer.log_probabilities[row]) == len(ids)
+        alone = generate(run, prompt, tokens=len(ids), sampling=GREEDY).memory
+        assert alone.tokens_seen.tolist() == [len(prompt) + len(ids)]
+        torch.testing.assert_close(writer.memory[row].tensors(), alone.tensors())
 
 
 def test_mistakes() -> None:
