@@ -22,10 +22,6 @@ both_ways = nn.GRU(4, 8, bidirectional=True)
 linear = nn.Linear(4, 4)
 
 
-def lstm():
-    return nn.LSTM(4, 8, batch_first=True)
-
-
 class Forgets(nn.GRU):
     def forward(self, x, state=None):
         return super().forward(x, None)

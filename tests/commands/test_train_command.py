@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import shlex
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -21,8 +19,9 @@ from memspan.commands.train import new_folder
 from memspan.data.options import DataConfig
 from memspan.invocation import command
 from memspan.models.transformer_xl.config import TransformerXLConfig
-from memspan.runs.options import RunConfig, read_config
+from memspan.runs.options import RunConfig
 from memspan.training import terminal
+from tiny_runs import at_step
 
 pytestmark = pytest.mark.usefixtures("text_file")
 
@@ -50,34 +49,25 @@ def test_train_writes_a_run_and_reports(
     assert len(list((run / "checkpoints").glob("step-*"))) <= 3
 
 
-@pytest.mark.processes
+def typed(line: str) -> list[str]:
+    """The arguments of a command that was said."""
+    words, program = shlex.split(line), shlex.split(command())
+    assert words[: len(program)] == program
+    return words[len(program) :]
+
+
 def test_commands_on_the_screen_can_be_typed_as_they_are(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """That which resumes after Ctrl-C, and those that are said to be next; by a console script which is
-    not on the PATH."""
-    Path("bin").mkdir()
-    script = Path("bin/memspan")
-    script.write_text(f"#!{sys.executable}\nfrom memspan.cli import main\nmain()\n")
-    script.chmod(0o755)
-    steps = ["--train.steps", "300", "--train.evaluate-every", "0", "--train.save-every", "0"]
+    """That which resumes after Ctrl-C, and those that are said to be next."""
     # Without --data.corpus: what is trained on with no options comes along.
-    start = [script, "train", "--out", "runs/a b", *SMALL, *steps]
-    with subprocess.Popen(start, stdout=subprocess.PIPE, text=True) as training:
-        assert training.stdout is not None
-        metrics = Path("runs/a b/metrics.jsonl")
-        while not (metrics.exists() and metrics.stat().st_size):
-            assert training.poll() is None
-            time.sleep(0.01)
-        training.send_signal(signal.SIGINT)
-        said = training.stdout.read()
-    resume = said.partition("continue with: ")[2].strip()
-    assert resume == f"{script} train --resume 'runs/a b'"
-    said = subprocess.run(resume, shell=True, check=True, capture_output=True, text=True).stdout
-    assert said.startswith("preparing runs/a b\nresuming runs/a b at step ")
-    commands = [shlex.split(line) for line in said.partition("\nnext:\n")[2].splitlines()]
-    assert {words[0] for words in commands} == {str(script)}
-    generate, evaluate, measure = (words[1:] for words in commands)
+    with at_step(3, lambda _: os.kill(os.getpid(), signal.SIGINT)):
+        said = printed(capsys, "train", "--out", "runs/a b", *SMALL)
+    resume = typed(said.partition("continue with: ")[2])
+    assert resume == ["train", "--resume", "runs/a b"]
+    said = printed(capsys, *resume)
+    assert said.startswith("preparing runs/a b\nresuming runs/a b at step 4")
+    generate, evaluate, measure = map(typed, said.partition("\nnext:\n")[2].splitlines())
     assert printed(capsys, *generate).startswith("PROSPERO:")
     assert "bits per byte" in printed(capsys, *evaluate, "--tokens", "100")
     assert "measure.json" in printed(capsys, *measure, "--longest", "16", "--budget", "1")
@@ -92,16 +82,10 @@ def test_a_text_with_nothing_to_learn_is_not_praised(capsys: pytest.CaptureFixtu
 
 
 def test_config_toml_gives_back_every_option(run: Path) -> None:
-    """Flags override it."""
-    config = run / "config.toml"
-    assert read_config(config).model.memory_length == 8
-    cli.main(["train", "--preset", str(config), "--out", "again"])
-    assert config.read_text() == Path("again/config.toml").read_text()
-    # The same options and seed: the same weights.
-    assert (run / "model.safetensors").read_bytes() == Path("again/model.safetensors").read_bytes()
-    cli.main(["train", "--preset", str(config), "--train.seed", "7", "--out", "other"])
-    other = Path("other/config.toml").read_text()
-    assert other == config.read_text().replace("seed = 1", "seed = 7") != config.read_text()
+    """But for what flags override."""
+    cli.main(["train", "--preset", "run/config.toml", "--train.seed", "7", "--out", "other"])
+    config, other = (Path(folder, "config.toml").read_text() for folder in ("run", "other"))
+    assert other == config.replace("seed = 1", "seed = 7") != config
 
 
 def test_a_runs_folder_is_named_after_its_text() -> None:
