@@ -17,22 +17,21 @@ from memspan.runs.folder import SHIPPED
 
 pytestmark = pytest.mark.hardening
 LONGEST = 1_000_000
-ALWAYS = {
-    (run, verb, [*TEXTS][(i + j) % len(TEXTS)])
-    for (i, run), (j, verb) in itertools.product(enumerate(RUNS), enumerate(VERBS))
-}
-"""Texts in turn: every run meets every verb, and every verb every text."""
+EACH = itertools.product(enumerate(RUNS), enumerate(VERBS), enumerate(TEXTS))
 ROWS = [
     pytest.param(
-        *row,
-        id="-".join(row),
+        run,
+        verb,
+        text,
+        id=f"{run}-{verb}-{text}",
         marks=[
             # A run is made by one worker alone.
-            pytest.mark.xdist_group(row[0]),
-            *([] if row in ALWAYS else [pytest.mark.journeys]),
+            pytest.mark.xdist_group(run),
+            # Texts in turn: every run meets every verb, and every verb every text.
+            *([pytest.mark.journeys] if (i + j - k) % len(TEXTS) else []),
         ],
     )
-    for row in itertools.product(RUNS, VERBS, TEXTS)
+    for (i, run), (j, verb), (k, text) in EACH
 ]
 
 

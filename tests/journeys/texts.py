@@ -31,9 +31,9 @@ TEXTS: dict[str, tuple[bytes, ...]] = {
 
 def corpus(name: str, folder: Path) -> Path:
     """The text as a file or, if it has several parts, as a folder of files."""
-    parts = TEXTS[name]
-    path = folder / (f"{name}.txt" if len(parts) == 1 else name)
+    parts, path = TEXTS[name], folder / name
     if len(parts) == 1:
+        path = path.with_suffix(".txt")
         path.write_bytes(parts[0])
         return path
     path.mkdir(exist_ok=True)

@@ -31,16 +31,13 @@ OF_WORDS = {
 
 def _smaller(part: Any, factor: float, sizes: dict[str, Any]) -> Any:
     """Options with ``sizes`` where they have a value, and lengths in tokens divided by ``factor``."""
-    changed = {}
-    for field in dataclasses.fields(part):
-        value = getattr(part, field.name)
-        if not value:
-            continue
-        if field.name in sizes:
-            changed[field.name] = sizes[field.name]
-        elif field.name.endswith(("_length", "_distance")) and type(value) is int:
-            changed[field.name] = round(value / factor)
-    return dataclasses.replace(part, **changed)
+    options = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+    lengths = {
+        name: round(value / factor)
+        for name, value in options.items()
+        if name.endswith(("_length", "_distance")) and type(value) is int
+    }
+    return dataclasses.replace(part, **lengths | {n: s for n, s in sizes.items() if options.get(n)})
 
 
 def twin(preset: str) -> RunConfig[Any]:
