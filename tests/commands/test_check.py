@@ -20,9 +20,15 @@ pytestmark = pytest.mark.usefixtures("models")
 
 PRESET = """
 architecture = "compressive"
-model = {n_layers = 1, d_model = 8, d_ff = 8, n_heads = 2, memory_length = 5, compressed_length = 3}
 embedding = {cutoffs = [200, 400]}
 train = {segment_length = 40}
+[model]
+n_layers = 1
+d_model = 8
+n_heads = 2
+memory_length = 5
+compressed_length = 3
+positions = "learned"
 """
 CUT_BY_DESIGN = {"cuts": "not-offered", "rows": "holds", "files": "holds"}
 OUTCOMES = {

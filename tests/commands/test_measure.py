@@ -113,38 +113,31 @@ def test_what_is_done_is_kept_after_an_interrupt(
 
 
 @pytest.mark.plots
-def test_a_name_is_drawn_as_it_is(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    figure = pytest.importorskip("matplotlib.figure")
+def test_a_picture_shows_names_as_they_are_and_may_fail(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figure = pytest.importorskip("matplotlib.figure").Figure
     drawn: set[str] = set()
-    savefig, name = figure.Figure.savefig, "cost $x^$"
+    savefig, name = figure.savefig, "cost $x^$"
 
-    def watched(self: Any, *arguments: Any, **options: Any) -> None:
+    def fail(self: Any, *arguments: Any, **options: Any) -> None:
         savefig(self, *arguments, **options)
         for axes in self.axes:
             texts = [axes.title, *axes.get_legend().get_texts()]
             drawn.update(text.get_text().strip() for text in texts)
+        raise ValueError("a font\nis broken")
 
-    monkeypatch.setattr(figure.Figure, "savefig", watched)
+    monkeypatch.setattr(figure, "savefig", fail)
     run.rename(name)
     cli.main(["measure", name, "--longest", "16", *PLENTY])
     # In a legend, and in a title.
     assert drawn >= {name, f"{name}: attention by distance"}
-
-
-@pytest.mark.plots
-def test_a_picture_that_fails_loses_nothing_else(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise ValueError("a font\nis broken")
-
-    monkeypatch.setattr(pytest.importorskip("matplotlib.figure").Figure, "savefig", fail)
-    cli.main(["measure", "run", "--longest", "16", *PLENTY])
+    # Nothing else is lost.
     said = capsys.readouterr()
     assert "no picture: matplotlib cannot draw it (a font is broken)\n" in said.err
-    assert "written: run/measure.html\n" in said.out
-    assert json.loads(Path("run/measure.json").read_text())["runs"]
-    assert not Path("run/measure.png").exists()
+    assert f"written: {name}/measure.html\n" in said.out
+    assert json.loads(Path(name, "measure.json").read_text())["runs"]
+    assert not Path(name, "measure.png").exists()
 
 
 def test_a_model_that_is_no_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,8 +3,8 @@ fail if they change."""
 
 from __future__ import annotations
 
+import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import get_type_hints
 
@@ -14,7 +14,6 @@ from command_line import refused
 from memspan.commands.evaluate import EvaluateArguments
 from memspan.commands.parsing import import_modules, parsed, peek_flags, with_architectures
 from memspan.errors import MemspanError
-from memspan.models.registry import MODELS
 
 
 @pytest.mark.parametrize(
@@ -62,19 +61,13 @@ def test_modules_are_imported_from_the_current_folder(
 
 
 def test_options_of_architectures_are_flags_with_help() -> None:
-    """With names of its own, and with no edit here."""
-
-    @dataclass(frozen=True)
-    class Options:
-        echoes: int | None = None
-        """Slots of echo."""
-
-    class Echo(MODELS["feedback"]):  # type: ignore[misc]
-        memory_options = Options
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(MODELS, "echo", Echo)
-        kind = with_architectures(EvaluateArguments, "memory_options", "reader_options")
-    assert parsed(kind, ["r", "--echoes", "3"], "verb").others()["echoes"] == 3
-    (shown,) = get_type_hints(kind, include_extras=True)["echoes"].__metadata__
-    assert shown.help == "Slots of echo. For echo."
+    kind = with_architectures(EvaluateArguments, "memory_options", "reader_options")
+    read = parsed(kind, ["r", "--compressed-length", "3"], "memspan evaluate")
+    assert read.others()["compressed_length"] == 3
+    hints = get_type_hints(kind, include_extras=True)
+    for name, owners in {
+        "compressed_length": "compressive",
+        "memory_length": ".*, feedback",
+    }.items():
+        (shown,) = hints[name].__metadata__
+        assert re.fullmatch(rf"[A-Z].+\. For {owners}\.", shown.help)
