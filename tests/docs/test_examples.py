@@ -47,16 +47,14 @@ NOT_RUN = {
 }
 """Lines of blocks ``sh`` that are not run here, and why. A new line is run or is one of these."""
 BOOK = "Once upon a time there was a fox. " * 60
-SMALL = {
-    "--train.steps": "2",
-    "--train.batch-size": "2",
-    "--train.segment-length": "8",
-    "--train.evaluate-tokens": "16",
-    "--train.sample-tokens": "4",
-    "--train.device": "cpu",
+SIZES = {
+    "train": "--train.steps 2 --train.batch-size 2 --train.segment-length 8 --train.device cpu "
+    "--train.evaluate-tokens 16 --train.sample-tokens 4 ",
+    "generate": "--tokens 4",
+    "evaluate": "--tokens 64",
+    "measure": "--longest 16 --budget 1",
 }
-SMALL_MODEL = {"--model.n-layers": "1", "--model.d-model": "16"}
-ATTENTION = {"--model.n-heads": "2", "--model.d-ff": "16"}
+MODEL, ATTENTION = "--model.n-layers 1 --model.d-model 16 ", "--model.n-heads 2 --model.d-ff 16 "
 BUDGETS = {"--train.epochs": "0.02", "--train.max-tokens": "32"}
 
 
@@ -71,27 +69,19 @@ def commands(block: str) -> list[list[str]]:
 
 
 def small(arguments: list[str]) -> list[str]:
-    """A command with the sizes of a test."""
-    sizes: dict[str, str] = {}
-    if arguments[0] == "train" and "--resume" in arguments:
-        sizes = {"--train.steps": "4" if "--train.steps" in arguments else "3"}
-    elif arguments[0] == "train":
-        sizes = dict(SMALL)
-        if not {"--import", "--preset"} & {*arguments}:
-            sizes |= SMALL_MODEL | ({} if "lstm" in arguments else ATTENTION)
-        if not {"--data.corpus", "--data.train", "--preset"} & {*arguments}:
-            sizes["--data.corpus"] = "book.txt"
-        if budgets := {flag: few for flag, few in BUDGETS.items() if flag in arguments}:
-            del sizes["--train.steps"]
-            sizes |= budgets
-    elif arguments[0] == "generate" and "--tokens" not in arguments:
-        sizes = {"--tokens": "4"}
-    elif arguments[0] == "evaluate":
-        sizes = {"--tokens": "64"}
-    elif arguments[0] == "measure":
-        sizes = {"--longest": "16", "--budget": "1"}
-    # The second counts where a flag is given twice.
-    return [*arguments, *(word for pair in sizes.items() for word in pair)]
+    """A command with the sizes of a test: the second counts where a flag is given twice."""
+    verb, given = arguments[0], {*arguments}
+    sizes = SIZES.get(verb, "")
+    if "--resume" in given:
+        sizes = "--train.steps 4" if "--train.steps" in given else "--train.steps 3"
+    elif verb == "train":
+        if not {"--import", "--preset"} & given:
+            sizes += MODEL if "lstm" in given else MODEL + ATTENTION
+        if not {"--data.corpus", "--data.train", "--preset"} & given:
+            sizes += "--data.corpus book.txt "
+        for flag in BUDGETS.keys() & given:
+            sizes = sizes.replace("--train.steps 2 ", "") + f"{flag} {BUDGETS[flag]} "
+    return [*arguments, *sizes.split()]
 
 
 @pytest.fixture
