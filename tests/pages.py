@@ -3,9 +3,25 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
+from typing import Any
+
+from memspan import cli
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
     """Language and text of the fenced blocks that are to be run."""
     return re.findall(r"^```(python|sh)\n(.*?)^```", page.read_text(encoding="utf-8"), re.S | re.M)
+
+
+def run(page: Path) -> dict[str, Any]:
+    """The names that its Python leaves; its commands of memspan are run, too, in order."""
+    names: dict[str, Any] = {}
+    for language, block in blocks(page):
+        if language == "python":
+            exec(compile(block, str(page), "exec"), names)
+        for line in block.splitlines() if language == "sh" else []:
+            if line.startswith("memspan"):
+                cli.main(shlex.split(line)[1:])
+    return names
