@@ -1,4 +1,4 @@
-"""``memspan export RUN --to transformers DIR``, and what a new process does with the folder."""
+"""``memspan export RUN --to transformers DIR``, and what the folder is good for."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ import json
 import os
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 import memspan
+import pages
 import tiny_runs
 from command_line import refused
 from memspan import cli
 from memspan.errors import MemspanError
-from memspan.installed import require
 from memspan.integrations.transformers import export, from_run
-from pages import blocks
 
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "transformers.md"
+GREEDY = memspan.Sampling(temperature=0)
 FILES = [
     "README.md",
     "config.json",
@@ -45,10 +47,8 @@ for text in (sys.argv[2], ["m", "memory is"]):
 
 
 @pytest.fixture
-def run(own_folders: Path) -> Path:
-    Path("text.txt").write_text(tiny_runs.TEXT)
-    memspan.train(tiny_runs.OPTIONS, "run")
-    return Path("run")
+def run(tiny_text: None) -> Path:
+    return memspan.train(tiny_runs.OPTIONS, "runs/book")
 
 
 @pytest.mark.smoke
@@ -70,8 +70,7 @@ def test_a_new_process_writes_what_memspan_writes(
     assert found.returncode == 0, found.stderr
 
     def ours(prompt: str) -> str:
-        greedy = memspan.Sampling(temperature=0)
-        return memspan.generate(run, prompt, tokens=12, sampling=greedy).text
+        return memspan.generate(run, prompt, tokens=12, sampling=GREEDY).text
 
     one = str([{"generated_text": ours("memory ")}])
     two = str([[{"generated_text": ours(prompt)}] for prompt in ("m", "memory is")])
@@ -80,8 +79,7 @@ def test_a_new_process_writes_what_memspan_writes(
 
 def test_the_card_s_code_runs(run: Path) -> None:
     export(run, "exported")
-    [(_, code)] = blocks(Path("exported/README.md"))
-    exec(compile(code, "README.md", "exec"), {})
+    assert pages.run(Path("exported/README.md"))
 
 
 def test_python_gives_the_same_model(run: Path) -> None:
@@ -91,8 +89,7 @@ def test_python_gives_the_same_model(run: Path) -> None:
     prompt = tiny_runs.TEXT[:600]
     inputs = tokenizer(prompt, return_tensors="pt")
     written = model.generate(**inputs, max_new_tokens=8, do_sample=False)
-    greedy = memspan.Sampling(temperature=0)
-    ours = memspan.generate(run, prompt, tokens=8, sampling=greedy).text
+    ours = memspan.generate(run, prompt, tokens=8, sampling=GREEDY).text
     assert tokenizer.decode(written[0]) == prompt + ours
     inputs = tokenizer("memory", return_tensors="pt")
     options = {"do_sample": True, "stop_strings": "e", "tokenizer": tokenizer}
@@ -109,15 +106,27 @@ def test_a_folder_that_exists_is_left_alone(run: Path) -> None:
         export(run, "file/out")
     with pytest.raises(MemspanError, match="no run at nothere"):
         export("nothere", "out")
-    assert sorted(os.listdir()) == ["cache", "file", "run", "taken", "text.txt"]
+    assert sorted(os.listdir()) == ["cache", "file", "runs", "taken", "text.txt"]
 
 
-def test_an_old_transformers_is_refused_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata, "version", lambda name: "4.57.6")
-    with pytest.raises(
-        MemspanError, match=r"transformers 4\.57\.6 is too old, 5\.4 is needed: pip"
-    ):
-        require("transformers")
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set:UserWarning")
+def test_the_guide(run: Path) -> None:
+    names = pages.run(GUIDE)
+    trainer, n_steps = names["trainer"], names["n_steps"]
+    assert trainer.state.global_step == n_steps > 10
+    # Every stream was read to its end, in order.
+    assert trainer.memory.tokens_seen.tolist() == [n_steps * names["length"]] * names["rows"]
+    assert trainer.evaluate(names["segments"])["eval_loss"] > 0
+    model, inputs, targets = names["model"].eval(), names["inputs"], names["targets"]
+    trained = AutoModelForCausalLM.from_pretrained("exported/finetuned")
+    before = AutoModelForCausalLM.from_pretrained("exported/book")
+    with torch.no_grad():
+        losses = [
+            float(m(inputs.flatten(1), shift_labels=targets.flatten(1)).loss)
+            for m in (model, trained, before)
+        ]
+    assert losses[0] == losses[1] < losses[2]
+    assert json.loads(Path("exported/finetuned/config.json").read_text())["model_type"] == "memspan"
 
 
 @pytest.mark.parametrize(
