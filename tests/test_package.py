@@ -22,6 +22,7 @@ import memspan.layers
 import memspan.models
 import memspan.ops
 import memspan.stateful
+from memspan.installed import require
 
 NAMES = Path(__file__).with_name("public_names.txt")
 
@@ -76,16 +77,21 @@ def test_dir_and_options_do_not_import_torch() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_the_harness_that_is_not_installed_is_one_line(
+def test_a_library_that_is_old_or_not_installed_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """``python -m`` imports the package before any code of ours can catch what it raises."""
 
     def version(name: str) -> str:
+        if name == "transformers":
+            return "4.57.6"
         raise metadata.PackageNotFoundError(name)
 
-    harness = "memspan.integrations.lm_eval"
     monkeypatch.setattr(metadata, "version", version)
+    old = r"transformers 4\.57\.6 is too old, 5\.4 is needed: pip"
+    with pytest.raises(memspan.MemspanError, match=old):
+        require("transformers")
+    harness = "memspan.integrations.lm_eval"
     monkeypatch.delitem(sys.modules, harness, raising=False)
     monkeypatch.setattr(sys, "argv", ["-m"])
     with pytest.raises(SystemExit) as ended:

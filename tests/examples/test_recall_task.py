@@ -26,19 +26,17 @@ def test_answers_and_distances_by_brute_force(task: Recall, live: Sequence[int] 
     read = joined([stream.next(100, longest=min(task.longest, 8 << i)) for i in range(5)])
     asked = 0
     for row in range(3):
-        tokens = read.tokens[row].tolist()
+        tokens, written = read.tokens[row].tolist(), {}
         for t, token in enumerate(tokens):
             target, distance = int(read.targets[row, t]), int(read.distances[row, t])
+            if token < task.filler:
+                written[token // task.n_values] = t
             if not task.first_question <= token < task.first_answer:
                 assert (target, distance) == (NOT_SCORED, 0)
                 continue
-            key = token - task.first_question
-            writes = [
-                i for i in range(t) if tokens[i] < task.filler and tokens[i] // task.n_values == key
-            ]
-            assert distance == t - writes[-1]
-            assert distance <= min(task.longest, 8 << t // 100)
-            assert target == task.first_answer + tokens[writes[-1]] % task.n_values
+            last = written[token - task.first_question]
+            assert distance == t - last <= min(task.longest, 8 << t // 100)
+            assert target == task.first_answer + tokens[last] % task.n_values
             asked += 1
     assert asked > 600
 

@@ -15,93 +15,79 @@ import pytest
 from memspan.data.corpora import load_corpus, located, missing
 from memspan.errors import MemspanError
 
+pytestmark = pytest.mark.usefixtures("own_folders")
 TEXTS = [f"Once, {n} ducks.\n" + "quack " * (n % 5) + "\n" for n in range(600)]
-TABLE = {"id": list(range(600)), "body": TEXTS}
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
-
-
-def _documents(name: str, field: str = "body") -> dict[str, list[str]]:
-    splits = load_corpus(name, field).splits
+def documents(name: str) -> dict[str, list[str]]:
+    splits = load_corpus(name, "body").splits
     return {split: [t.read().decode() for t in texts] for split, texts in splits.items()}
 
 
+def data_set(texts: list[str]) -> datasets.Dataset:
+    return datasets.Dataset.from_dict({"body": texts})
+
+
+def refused(name: str, words: str, field: str = "body") -> None:
+    with pytest.raises(MemspanError, match=words) as refusal:
+        load_corpus(name, field)
+    assert "\n" not in str(refusal.value)
+
+
 @pytest.mark.smoke
-def test_each_row_of_parquet_is_a_document(tmp_path: Path) -> None:
-    pq.write_table(pa.table(TABLE), tmp_path / "t.parquet", row_group_size=100)
-    splits = _documents(str(tmp_path / "t.parquet"))
-    assert [text for texts in splits.values() for text in texts] == TEXTS
-
-
-def test_bad_parquet_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "t.parquet"
-    pq.write_table(pa.table(TABLE), path)
-    with pytest.raises(
-        MemspanError, match=r"has no 'text'; it has 'id', 'body': name .*--data.field"
-    ):
-        load_corpus(str(path))
-    with pytest.raises(MemspanError, match="row 1: id is of type int, not text"):
-        load_corpus(str(path), "id")
+def test_parquet_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row is a document; others' files, and half of one, are refused."""
+    path = Path("t.parquet")
+    table = pa.table({"id": list(range(600)), "body": TEXTS})
+    pq.write_table(table, path, row_group_size=100)
+    assert [*itertools.chain(*documents("t.parquet").values())] == TEXTS
+    refused("t.parquet", "has no 'text'; it has 'id', 'body': name .*--data.field", "text")
+    refused("t.parquet", "row 1: id is of type int, not text", "id")
     whole = path.read_bytes()
     for content in (whole[: len(whole) // 2], whole[:3], b"", b"PAR1" + bytes(400) + whole[-400:]):
         path.write_bytes(content)
-        with pytest.raises(MemspanError, match="cut short or damaged") as refusal:
-            load_corpus(str(path), "body")
-        assert "\n" not in str(refusal.value)
+        refused("t.parquet", "cut short or damaged")
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(MemspanError, match="pip install pyarrow"):
-        load_corpus(str(path), "body")
+    refused("t.parquet", "pip install pyarrow")
 
 
-def test_a_saved_data_set_keeps_its_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_saved_data_set_keeps_its_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = {"train": TEXTS[:500], "valid": TEXTS[500:550], "extra": TEXTS[550:]}
-    whole = datasets.DatasetDict(
-        {name: datasets.Dataset.from_dict({"body": texts}) for name, texts in parts.items()}
-    )
-    whole.save_to_disk(tmp_path / "dict")
-    splits = _documents(str(tmp_path / "dict"))
-    assert splits == {"train": TEXTS[:500], "validation": TEXTS[500:550]}
-    (left_out,) = load_corpus(str(tmp_path / "dict"), "body").skipped
+    whole = datasets.DatasetDict({name: data_set(texts) for name, texts in parts.items()})
+    whole.save_to_disk("dict")
+    assert documents("dict") == {"train": TEXTS[:500], "validation": TEXTS[500:550]}
+    (left_out,) = load_corpus("dict", "body").skipped
     assert left_out.startswith("extra (")
 
     # One part alone is cut between documents; rows may be chosen or reordered.
-    whole["train"].select(range(499, -1, -1)).save_to_disk(tmp_path / "one")
-    splits = _documents(str(tmp_path / "one"))
+    whole["train"].select(range(499, -1, -1)).save_to_disk("one")
+    splits = documents("one")
     assert list(map(len, splits.values())) == [448, 26, 26]
     assert splits["train"][0] == TEXTS[499]
-    with pytest.raises(MemspanError, match="has no 'text'; it has 'body'"):
-        load_corpus(str(tmp_path / "one"))
-    (tmp_path / "one" / "state.json").write_text("{}")
-    with pytest.raises(MemspanError, match="damaged data set"):
-        load_corpus(str(tmp_path / "one"), "body")
+    refused("one", "has no 'text'; it has 'body'", "text")
+    Path("one/state.json").write_text("{}")
+    refused("one", "damaged data set")
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(MemspanError, match="pip install datasets"):
-        load_corpus(str(tmp_path / "dict"), "body")
+    refused("dict", "pip install datasets")
 
 
-def test_another_data_set_with_the_same_fingerprint(tmp_path: Path) -> None:
+def test_another_data_set_with_the_same_fingerprint() -> None:
     """Which a stranger may write into theirs: what is read is each data set's own text."""
     for name, texts in {"mine": TEXTS, "theirs": ["zqx\n"] * 30}.items():
-        datasets.Dataset.from_dict({"body": texts}).save_to_disk(tmp_path / name)
-        state = tmp_path / name / "state.json"
-        content = json.loads(state.read_text())
-        state.write_text(json.dumps(content | {"_fingerprint": "mine"}))
+        data_set(texts).save_to_disk(name)
+        state = Path(name, "state.json")
+        state.write_text(json.dumps(json.loads(state.read_text()) | {"_fingerprint": "mine"}))
     for name, text in {"theirs": "zqx\n" * 30, "mine": "".join(TEXTS)}.items():
-        splits = _documents(str(tmp_path / name)).values()
-        assert "".join(itertools.chain.from_iterable(splits)) == text
+        assert "".join(itertools.chain(*documents(name).values())) == text
 
 
-def test_what_is_no_text_is_refused_unread(tmp_path: Path) -> None:
+def test_what_is_no_text_is_refused_unread() -> None:
     """An image would be decoded first; here it cannot be."""
     columns = {"image": [{"bytes": b"no image", "path": None}], "id": [1], "words": [["a"]]}
     whole = datasets.Dataset.from_dict(columns)
-    whole.cast_column("image", datasets.Image()).save_to_disk(tmp_path / "set")
+    whole.cast_column("image", datasets.Image()).save_to_disk("set")
     for name, kind in {"image": "PIL.Image.Image", "id": "int64", "words": "list"}.items():
-        with pytest.raises(MemspanError, match=f"train: {name} is of type {kind}, not text: name"):
-            load_corpus(str(tmp_path / "set"), name)
+        refused("set", f"train: {name} is of type {kind}, not text: name", name)
 
 
 def test_a_name_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,22 +97,15 @@ def test_a_name_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def found(*arguments: str) -> datasets.DatasetDict:
         asked.append(arguments)
-        return datasets.DatasetDict({"train": datasets.Dataset.from_dict({"body": TEXTS})})
+        if len(asked) > 1:
+            raise ConnectionError("no network")
+        return datasets.DatasetDict({"train": data_set(TEXTS)})
 
     with monkeypatch.context() as patched:
         patched.setattr(datasets, "load_dataset", found)
-        assert _documents("hf:me/ducks:small")["train"][:500] == TEXTS[:500]
-    assert asked == [("me/ducks", "small")]
-
-    def unreachable(*arguments: str) -> None:
-        raise ConnectionError("no network")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(datasets, "load_dataset", unreachable)
-        with pytest.raises(MemspanError, match=r"cannot load me/ducks from the hub \(no network\)"):
-            load_corpus("hf:me/ducks")
+        assert documents("hf:me/ducks:small")["train"][:500] == TEXTS[:500]
+        assert asked == [("me/ducks", "small")]
+        refused("hf:me/ducks", r"cannot load me/ducks from the hub \(no network\)")
     # No network: what to put where.
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    with pytest.raises(MemspanError, match=r"load_dataset\('me/ducks'\)\.save_to_disk") as refusal:
-        load_corpus("hf:me/ducks")
-    assert "\n" not in str(refusal.value)
+    refused("hf:me/ducks", r"load_dataset\('me/ducks'\)\.save_to_disk")

@@ -11,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,19 +85,14 @@ def test_continuations_score_as_by_the_model_itself(name: str) -> None:
     model = MemspanLM(run, batch_size=2)
     scores = asked(model, "loglikelihood", *((context, ending) for ending in endings))
     for ending, (score, greedy) in zip(endings, scores, strict=True):
-        read, rest = context[:-1], context[-1] + ending
-        memory = run.model(torch.tensor([list(read.encode())])).memory
-        expected, likeliest = 0.0, True
+        reader = run.model.reader()
+        reader.read(torch.tensor([list(context[:-1].encode())]))
+        tokens = torch.tensor([list((context[-1] + ending).encode())])
         # Segments of 6, as in training.
-        for start in range(0, len(rest) - 1, 6):
-            tokens = torch.tensor([list(rest[start : start + 7].encode())])
-            output = run.model(tokens[:, :-1], memory)
-            memory, targets = output.memory, tokens[:, 1:]
-            losses = output.logits.log_softmax(2).gather(2, targets[..., None])
-            expected += losses.sum().item()
-            likeliest &= bool((output.logits.argmax(2) == targets).all())
+        logits = torch.cat([reader.read(part) for part in tokens[:, :-1].split(6, 1)], 1)
+        expected = logits.log_softmax(2).gather(2, tokens[:, 1:, None]).sum().item()
         assert score == pytest.approx(expected, rel=1e-6)
-        assert greedy == likeliest
+        assert greedy == (logits.argmax(2) == tokens[:, 1:]).all()
     alone = asked(model, "loglikelihood", *(("", text) for text in TEXTS if text))
     assert [score for score, _ in alone] == pytest.approx([s for s in documents(model) if s])
 
@@ -161,33 +157,31 @@ def test_texts_are_those_of_generate() -> None:
     assert asked(model, "loglikelihood", (context, greedy)) == [(pytest.approx(-23, abs=20), True)]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        ({}, "say which run to evaluate: run=FOLDER"),
-        ({"run": "nothere"}, "no run at nothere"),
-        ({"run": "shakespeare", "memory_lenght": 3}, "memory_lenght is not an option of a"),
-        ({"run": "shakespeare", "batch_size": "auto"}, "batch_size must be a number, at least 1"),
-        ({"run": "shakespeare", "device": "gpu"}, "there is no device 'gpu' here"),
-    ],
-)
-def test_mistakes_in_the_models_arguments(arguments: dict[str, Any], line: str) -> None:
-    with pytest.raises(MemspanError, match=line):
-        MemspanLM(**arguments)
+def of_a_task(kind: str, *request: Any) -> Any:
+    return asked(MemspanLM(run_of("lstm")), kind, request)
 
 
-@pytest.mark.parametrize(
-    ("kind", "context", "more", "line"),
-    [
-        ("loglikelihood", "Memory", "", "there is nothing to score after 'Memory'"),
-        ("loglikelihood", "a\ud800", " b", "half a surrogate pair, '.ud800', at character 1"),
-        ("generate_until", "a", {"num_beams": 4}, "num_beams is not an option of generation here"),
-        ("generate_until", "a", {"max_gen_toks": 0}, "max_gen_toks must be a number"),
-    ],
-)
-def test_mistakes_in_a_task(kind: str, context: str, more: Any, line: str) -> None:
+MISTAKES: dict[str, Callable[[], Any]] = {
+    "say which run to evaluate: run=FOLDER": lambda: MemspanLM(),
+    "no run at nothere": lambda: MemspanLM("nothere"),
+    "memory_lenght is not an option of a": lambda: MemspanLM("shakespeare", memory_lenght=3),
+    "batch_size must be a number, at least 1": lambda: MemspanLM("shakespeare", "auto"),
+    "there is no device 'gpu' here": lambda: MemspanLM("shakespeare", device="gpu"),
+    "there is nothing to score after 'Memory'": lambda: of_a_task("loglikelihood", "Memory", ""),
+    "half a surrogate pair, '.ud800', at character 1": lambda: of_a_task(
+        "loglikelihood", "a\ud800", " b"
+    ),
+    "num_beams is not an option of generation here": lambda: of_a_task(
+        "generate_until", "a", {"num_beams": 4}
+    ),
+    "max_gen_toks must be a number": lambda: of_a_task("generate_until", "a", {"max_gen_toks": 0}),
+}
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_mistakes_in_arguments_and_tasks(line: str) -> None:
     with pytest.raises(MemspanError, match=line):
-        asked(MemspanLM(run_of("lstm")), kind, (context, more))
+        MISTAKES[line]()
 
 
 @pytest.mark.processes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import runpy
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -31,16 +30,14 @@ def run() -> memspan.Run:
 @pytest.fixture(scope="module")
 def port(run: memspan.Run) -> Iterator[int]:
     application = runpy.run_path(str(EXAMPLE))["application"](run, GREEDY)
-    listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(application, log_level="error"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    server = uvicorn.Server(uvicorn.Config(application, port=0, log_level="error"))
+    thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
         time.sleep(0.01)
-    yield listening.getsockname()[1]
+    yield server.servers[0].sockets[0].getsockname()[1]
     server.should_exit = True
     thread.join()
-    listening.close()
 
 
 def ask(port: int, method: str, path: str, body: object = None) -> tuple[int, Any]:
@@ -70,18 +67,17 @@ def test_sessions_go_on_branch_and_are_forgotten(port: int, run: memspan.Run) ->
 
 
 def test_what_waits_is_answered_together(port: int, run: memspan.Run) -> None:
-    names = [ask(port, "POST", "/sessions")[1]["session"] for _ in range(12)]
+    wanted = [{"text": f"line {n} " * (n + 1), "tokens": 3 + n % 2} for n in range(12)]
 
-    def answer(n: int) -> Any:
-        wanted = {"text": f"line {n} " * (n + 1), "tokens": 3 + n % 2}
-        return ask(port, "POST", f"/sessions/{names[n]}", wanted)[1]
+    def answer(body: dict[str, Any]) -> Any:
+        _, made = ask(port, "POST", "/sessions")
+        return ask(port, "POST", f"/sessions/{made['session']}", body)[1]
 
     with ThreadPoolExecutor(12) as threads:
-        answers = list(threads.map(answer, range(12)))
-    for n, found in enumerate(answers):
-        text = f"line {n} " * (n + 1)
-        alone = memspan.generate(run, text, tokens=3 + n % 2, sampling=GREEDY)
-        assert found == {"text": alone.text, "read": len(text) + 3 + n % 2}
+        answers = threads.map(answer, wanted)
+    for found, (text, n) in zip(answers, map(dict.values, wanted), strict=True):
+        alone = memspan.generate(run, text, tokens=n, sampling=GREEDY)
+        assert found == {"text": alone.text, "read": len(text) + n}
 
 
 @pytest.mark.parametrize(

@@ -34,17 +34,19 @@ def both(kind: str) -> tuple[Tokenizer, Any]:
         return own, AutoTokenizer.from_pretrained(folder)
 
 
+def assert_same(own: Tokenizer, theirs: Any, text: str) -> None:
+    ids = own.encode(text.encode()).tolist()
+    assert theirs(text)["input_ids"] == ids
+    assert theirs.decode(ids).encode() == own.decode(ids)
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize("kind", KINDS)
 @given(parts=st.lists(pieces))
 @example(parts=[TEXT])
 @settings(max_examples=40)
 def test_the_same_ids_and_the_same_text(kind: str, parts: list[str]) -> None:
-    own, theirs = both(kind)
-    text = "".join(parts)
-    ids = own.encode(text.encode()).tolist()
-    assert theirs(text)["input_ids"] == ids
-    assert theirs.decode(ids).encode() == own.decode(ids)
+    assert_same(*both(kind), "".join(parts))
 
 
 OTHERS: dict[str, tuple[Tokenizer, str]] = {
@@ -60,11 +62,7 @@ OTHERS: dict[str, tuple[Tokenizer, str]] = {
 
 @pytest.mark.parametrize(("own", "text"), OTHERS.values(), ids=OTHERS)
 def test_those_of_others(own: Tokenizer, text: str) -> None:
-    theirs = fast_tokenizer(own)
-    ids = own.encode(text.encode()).tolist()
-    assert len(ids) > 1
-    assert theirs(text)["input_ids"] == ids
-    assert theirs.decode(ids).encode() == own.decode(ids)
+    assert_same(own, fast_tokenizer(own), text)
 
 
 @pytest.mark.parametrize("name", ["words and lines", "characters without others"])

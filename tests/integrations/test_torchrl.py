@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,11 +15,11 @@ from torchrl.envs import Compose, GymEnv, InitTracker, SerialEnv, TransformedEnv
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import ProbabilisticActor, set_recurrent_mode
 
+import pages
 from architectures import CASES
 from memspan.errors import MemspanError
 from memspan.integrations.torchrl import MemoryModule
 from memspan.models import BackboneConfig
-from pages import blocks
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "agents.md"
 CASE_NAMES = ("xl-fixed", "compressive", "feedback", "fast-delta", "gated", "lstm")
@@ -132,11 +131,6 @@ def test_another_backbones_memory_is_refused() -> None:
 
 
 def test_the_guides_code_runs() -> None:
-    torch.manual_seed(0)
-    names: dict[str, Any] = {}
-    for language, block in blocks(GUIDE):
-        if language == "python":
-            exec(block, names)
-    gradients = [parameter.grad for parameter in names["memory"].parameters()]
+    gradients = [parameter.grad for parameter in pages.run(GUIDE)["memory"].parameters()]
     assert gradients
     assert all(gradient is not None and gradient.any() for gradient in gradients)
