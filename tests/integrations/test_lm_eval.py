@@ -20,34 +20,30 @@ import torch
 from lm_eval.api.instance import Instance
 
 import memspan
-from architectures import CASES
+from architectures import CASES, ONE_OF_EACH
 from memspan.data.tokenizers.base import Tokenizer
 from memspan.data.tokenizers.plain import ByteTokenizer
 from memspan.data.tokenizers.registry import train_tokenizer
 from memspan.errors import MemspanError
 from memspan.evaluation import score_tokens
 from memspan.integrations.lm_eval import MemspanLM
-from memspan.models import MODELS, LanguageModel, Reader
+from memspan.models import LanguageModel, Reader
 from pages import blocks
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "guides" / "lm-eval.md"
 TEXT = "Memory is what remains of what was read. " * 2
 TEXTS = (TEXT, "a", "", TEXT[:50], "Memory is made of tokens.")
-NAMES = ("xl-segment", "xl-fixed", "compressive", "fast-delta", "feedback", "lstm", "transformer")
-every_architecture = pytest.mark.parametrize("name", NAMES)
+every_architecture = pytest.mark.parametrize("name", ONE_OF_EACH)
 
 
 def run_of(name: str, tokenizer: Tokenizer | None = None) -> memspan.Run:
     """A run of random weights in float64."""
-    backbone, tokenizer = CASES[name].backbone, tokenizer or ByteTokenizer()
+    backbone, tokenizer = CASES[ONE_OF_EACH[name]].backbone, tokenizer or ByteTokenizer()
     torch.manual_seed(1)
     model = LanguageModel(tokenizer.vocab_size, backbone).double().eval()
-    config = memspan.RunConfig(
-        backbone,
-        architecture=next(known for known, kind in MODELS.items() if isinstance(backbone, kind)),
-        train=memspan.TrainConfig(segment_length=6),
-    )
+    train = memspan.TrainConfig(segment_length=6)
+    config = memspan.RunConfig(backbone, architecture=name, train=train)
     return memspan.Run(Path("random"), config, tokenizer, model, 0, {})
 
 
@@ -74,7 +70,7 @@ def test_a_document_scores_as_by_evaluate_whatever_the_cut(name: str) -> None:
             assert score == pytest.approx(-nats, rel=1e-9)
         side_by_side = documents(MemspanLM(run, batch_size="3", segment_length=length))
         assert side_by_side == pytest.approx(scores, rel=1e-9)
-    if CASES[name].cut_invariant:
+    if CASES[ONE_OF_EACH[name]].cut_invariant:
         assert by_length[3] == pytest.approx(by_length[6], rel=1e-9)
     assert documents(MemspanLM(run)) == by_length[6]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import itertools
 from pathlib import Path
@@ -14,17 +15,43 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from architectures import CASES, VOCABULARY, Case
-from integrations.wrapped import ONE_EACH, config_of, wrap, wrapped
+from architectures import CASES, ONE_OF_EACH, VOCABULARY, Case
 from memspan.errors import MemspanError
 from memspan.generation.drawing import draw, draw_tokens
 from memspan.integrations.transformers import MemspanCache, MemspanConfig, MemspanForCausalLM
 from memspan.models import LanguageModel
+from memspan.models.registry import MODELS
 from memspan.sampling import Sampling
 
+ONE_EACH = {name: CASES[first] for name, first in ONE_OF_EACH.items()}
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 every_architecture = pytest.mark.parametrize("case", ONE_EACH.values(), ids=ONE_EACH)
 close = functools.partial(torch.testing.assert_close, rtol=1e-9, atol=1e-9)
+
+
+def config_of(case: Case, **options: object) -> MemspanConfig:
+    name = next(n for n, kind in MODELS.items() if isinstance(case.backbone, kind))
+    return MemspanConfig(
+        architecture=name,
+        model=dataclasses.asdict(case.backbone),
+        embedding=dataclasses.asdict(case.embedding),
+        vocab_size=VOCABULARY,
+        padding_id=VOCABULARY,
+        **options,
+    )
+
+
+def wrap(case: Case, **options: object) -> MemspanForCausalLM:
+    """A model of the case's weights, in float64."""
+    model = MemspanForCausalLM(config_of(case, **options)).to(torch.float64).eval()
+    model.model.load_state_dict(case.shared_model().state_dict())
+    return model
+
+
+@functools.cache
+def wrapped(case: Case) -> MemspanForCausalLM:
+    """One for all tests that do not change it."""
+    return wrap(case)
 
 
 def text(*shape: int, seed: int = 0) -> Tensor:
