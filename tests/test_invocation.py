@@ -10,44 +10,39 @@ import pytest
 from memspan import invocation
 
 MODULE = str(Path(invocation.__file__).with_name("__main__.py"))
+INSTALLED = "my scripts/memspan"
 
 
-@pytest.fixture
-def scripts(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the console script, which is not on the PATH."""
-    folder = own_folders / "my scripts"
-    folder.mkdir()
-    (folder / "memspan").touch(0o755)
-    monkeypatch.setattr("sysconfig.get_path", lambda _: str(folder))
-    monkeypatch.setenv("PATH", str(own_folders / "nothing"))
+@pytest.fixture(autouse=True)
+def scripts(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The console script, in a folder that is not on the PATH, and another program of its name."""
+    Path("my scripts").mkdir()
+    for name in (INSTALLED, "memspan"):
+        Path(name).touch(0o755)
+    monkeypatch.setattr("sysconfig.get_path", lambda _: "my scripts")
+    monkeypatch.setenv("PATH", "nothing")
     monkeypatch.delenv(invocation.PROGRAM, raising=False)
-    return folder
 
 
 def started(monkeypatch: pytest.MonkeyPatch, *as_typed: str) -> str:
     monkeypatch.setattr(sys, "argv", [MODULE if "-m" in as_typed else as_typed[0]])
     monkeypatch.setattr(sys, "orig_argv", list(as_typed))
-    return invocation.command("evaluate", "a b")
+    return invocation.command("evaluate", "a b").removesuffix(" evaluate 'a b'")
 
 
-def test_the_command_is_spelled_as_it_was_started(
-    scripts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert started(monkeypatch, "my scripts/memspan") == "'my scripts/memspan' evaluate 'a b'"
-    found = started(monkeypatch, ".venv/bin/python", "-m", "memspan")
-    assert found == ".venv/bin/python -m memspan evaluate 'a b'"
-    monkeypatch.setenv("PATH", str(scripts))
-    assert started(monkeypatch, str(scripts / "memspan")) == "memspan evaluate 'a b'"
-    # That on the PATH is another one.
-    Path("memspan").touch(0o755)
-    assert started(monkeypatch, "./memspan") == "./memspan evaluate 'a b'"
-
-
-def test_python_code_and_launched_processes_name_what_is_installed(
-    scripts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert started(monkeypatch, "train.py") == f"'{scripts}/memspan' evaluate 'a b'"
-    (scripts / "memspan").unlink()
-    assert started(monkeypatch, "train.py") == f"{sys.executable} -m memspan evaluate 'a b'"
+def test_the_command_is_spelled_as_it_was_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert started(monkeypatch, INSTALLED) == f"'{INSTALLED}'"
+    python = ".venv/bin/python", "-m", "memspan"
+    assert started(monkeypatch, *python) == ".venv/bin/python -m memspan"
+    monkeypatch.setenv("PATH", "my scripts")
+    assert started(monkeypatch, INSTALLED) == "memspan"
+    assert started(monkeypatch, "./memspan") == "./memspan"
+    # Of a launched process, how the launcher was started.
     monkeypatch.setenv(invocation.PROGRAM, ".venv/bin/memspan")
-    assert started(monkeypatch, "python", "-m", "memspan") == ".venv/bin/memspan evaluate 'a b'"
+    assert started(monkeypatch, *python) == ".venv/bin/memspan"
+
+
+def test_python_code_names_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert started(monkeypatch, "train.py") == f"'{INSTALLED}'"
+    Path(INSTALLED).unlink()
+    assert started(monkeypatch, "train.py") == f"{sys.executable} -m memspan"

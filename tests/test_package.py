@@ -24,9 +24,8 @@ import memspan.ops
 import memspan.stateful
 from memspan.installed import require
 
+ROOT = Path(__file__).parents[1]
 NAMES = Path(__file__).with_name("public_names.txt")
-
-
 MODULES = (memspan, memspan.layers, memspan.models, memspan.ops, memspan.stateful)
 METHODS = (memspan.LanguageModel, memspan.layers.LayerMemory, memspan.Memory, memspan.models.Reader)
 """Classes whose methods are listed as well."""
@@ -103,11 +102,10 @@ def test_a_library_that_is_old_or_not_installed_is_one_line(
 
 
 def test_examples_import_public_names_only() -> None:
-    folder = Path(__file__).parents[1] / "examples"
     public = {module.__name__: dir(module) for module in MODULES}
     private = [
         (file.name, name)
-        for file in folder.rglob("*.py")
+        for file in (ROOT / "examples").rglob("*.py")
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "memspan"
         for name in (f"{node.module}.{each.name}" for each in node.names)
@@ -118,17 +116,13 @@ def test_examples_import_public_names_only() -> None:
 
 def test_nothing_says_to_install_memspan_from_an_index() -> None:
     """It is on none, so anyone could register the name there."""
-    root = Path(__file__).parents[1]
-    kinds = {".py", ".md", ".toml", ".ipynb", ".html"}
-    files = [
-        path
-        for folder in ("src", "docs", "examples")
-        for path in (root / folder).rglob("*")
-        if path.suffix in kinds and "results" not in path.parts
-    ]
+    files = [ROOT / "README.md", ROOT / "CHANGELOG.md"]
+    for folder in ("src", "docs", "examples"):
+        files += [path for path in (ROOT / folder).rglob("*") if "results" not in path.parts]
     offers = re.compile(r"memspan\[[a-z]|pip3? install ['\"]?memspan\b(?!-\S+\.whl)")
-    for path in [*files, root / "README.md", root / "CHANGELOG.md"]:
-        assert not offers.search(path.read_text(encoding="utf-8")), path
+    for path in files:
+        if path.suffix in {".py", ".md", ".toml", ".ipynb", ".html"}:
+            assert not offers.search(path.read_text(encoding="utf-8")), path
 
 
 if __name__ == "__main__":
