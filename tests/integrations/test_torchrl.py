@@ -44,11 +44,11 @@ def parts(config: BackboneConfig) -> tuple[TransformedEnv, MemoryModule, Probabi
 
 @torch.no_grad()
 def acted(env: TransformedEnv, policy: ProbabilisticActor) -> TensorDict:
-    """Steps of several episodes, ``[2, T]``, from the middle of one."""
+    """Steps of several episodes, ``[4, T]``; only the first and third row begin with one."""
     with set_exploration_type(ExplorationType.RANDOM):
-        steps = env.rollout(60, policy, break_when_any_done=False)[:, 5:]
-    assert steps["is_init"].any(1).all()
-    assert not steps["is_init"][:, 0].any()
+        steps = env.rollout(60, policy, break_when_any_done=False).reshape(4, 30)
+    assert steps["is_init"][:, 1:].any()
+    assert steps["is_init"][:, 0].flatten().tolist() == [True, False, True, False]
     return steps
 
 
@@ -64,6 +64,7 @@ def test_slices_have_the_log_probabilities_of_acting(name: str) -> None:
     steps["memory"] = steps["memory"].apply(torch.zeros_like)
     with set_recurrent_mode(True):
         emptied = policy.get_dist(steps).log_prob(steps["action"])
+    torch.testing.assert_close(emptied[::2], found[::2])
     assert (emptied - found).abs().max() > 1e-4
 
 
