@@ -127,7 +127,7 @@ def test_unknown_tokens_are_reported(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_texts_are_those_of_generate() -> None:
-    model = MemspanLM("shakespeare")
+    model = MemspanLM("shakespeare", batch_size=2)
     context, length = "ROMEO:\nWhat is", {"max_gen_toks": 30}
     greedy = memspan.generate(
         "shakespeare", context, tokens=30, sampling=memspan.Sampling(temperature=0)
@@ -150,7 +150,8 @@ def test_texts_are_those_of_generate() -> None:
     assert drawn[0] != drawn[1]
     torch.manual_seed(1)
     assert asked(model, "generate_until", (context, sampled)) == drawn[:1]
-    assert asked(model, "loglikelihood", (context, greedy)) == [(pytest.approx(-23, abs=20), True)]
+    scored = asked(model, "loglikelihood", (context, greedy), (context, greedy[:9]))
+    assert scored == [(pytest.approx(-23, abs=20), True)] * 2
 
 
 def of_a_task(kind: str, *request: Any) -> Any:
