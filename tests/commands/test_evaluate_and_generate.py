@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -160,6 +161,15 @@ def test_a_prompt_may_come_from_standard_input(
             write = ["generate", "run", "--prompt-file", name, "--tokens", "9", "--seed", "1"]
             said.append(printed(capsys, *write))
     assert said[0] == said[1]
+    end, start = os.pipe()
+    os.write(start, b"ab")
+    with open(end) as file:
+        monkeypatch.setattr(sys, "stdin", file)
+        for options in (["--prompt", "ab"], []):
+            cli.main(["generate", "run", "--tokens", "1", *options])
+            warned = "standard input is not read" in capsys.readouterr().err
+            assert warned == (not options)
+    os.close(start)
 
 
 def test_what_is_written_is_printed_as_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,6 +75,7 @@ def test_tokens_targets_starts_and_lengths(name: str) -> None:
         ({"starts": starts.long()}, "starts must be a tensor of bool [2, 3]"),
     ):
         refused(said, partial(model, TOKENS, **options), partial(reader.read, TOKENS, **options))
+    assert not reader.memory.tokens_seen.any()
     for lengths, said in (
         (torch.tensor([-1, 3]), "lengths must lie in 0 .. 3"),
         (torch.tensor([1, 4]), "lengths must lie in 0 .. 3"),

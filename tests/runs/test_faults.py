@@ -189,6 +189,9 @@ def test_published_weights_come_back_from_their_checkpoint() -> None:
     published.unlink()
     with pytest.raises(MemspanError, match=r"is missing: restore it, or .*memspan export r$"):
         memspan.load("r")
+    full = mock.patch.object(checkpoints, "link_atomically", side_effect=OSError(28, "it is full"))
+    with full, pytest.raises(MemspanError, match=r"cannot save a checkpoint in r \(it is full\)"):
+        checkpoints.export(Path("r"), keep=1)
     cli.main(["export", "r"])
     assert published.read_bytes() == good
     published.unlink()
