@@ -105,6 +105,7 @@ MISTAKES: dict[str, tuple[Edit, str]] = {
     "no weights": (drop(WEIGHTS), "put model.safetensors or pytorch_model.bin"),
     "BERT": (config(model_type="bert"), "of type 'bert'.*--from authors or --from labml"),
     "no JSON": (put("config.json", b"{"), "not valid JSON"),
+    "no object": (put("config.json", b"[]"), "config.json is not a JSON object"),
     "text for a number": (config(n_layer="2"), r"^[^:]*config.json: n_layer must be an integer"),
     "a number beyond numbers": (config(dropout=10**400), "dropout must be a number"),
     "a number for a flag": (config(pre_lnorm=2), "pre_lnorm must be true or false"),
