@@ -95,9 +95,15 @@ def test_a_run_reads_its_own_files(capsys: pytest.CaptureFixture[str]) -> None:
     cli.main([*more, "--data.train", "b.txt"])
     assert load_config(Path("run")).data == dataclasses.replace(data, train=str(here / "b.txt"))
     # Changed.
-    Path("v/3.txt").write_text("new")
-    line = refused(capsys, "train", "--resume", "run", "--train.steps", "9")
-    assert "(its validation split is another text)" in line
+    text = Path("b.txt").read_text()
+    for path, content, split in (
+        ("b.txt", text.upper(), "train"),
+        ("v/3.txt", "new", "validation"),
+    ):
+        Path(path).write_text(content)
+        line = refused(capsys, "train", "--resume", "run", "--train.steps", "9")
+        assert f"(its {split} split is another text)" in line
+        Path("b.txt").write_text(text)
     assert memspan.evaluate("run").as_in_training is False
 
 

@@ -49,6 +49,7 @@ FILES: dict[str, tuple[bytes, list[bytes] | str]] = {
     "b.csv": _table(";"),
     "A.CSV.gz": _table("\t"),
     "a.tsv": _table("\t"),
+    "c.csv": (b"id,text\n1,a\n", [b"a\n"]),
     # What else a folder may hold; the hidden is not told.
     "a.png": (b"\x89PNG\0\0", "not text"),
     "b.gz": (b"\0\1\2" * 20, "not text"),
