@@ -79,10 +79,11 @@ def test_the_documents_of_a_file_in_a_folder(name: str) -> None:
 
 
 def test_no_record_is_cut_in_two_between_splits() -> None:
-    _write("t.jsonl", LINES)
-    assert _documents("t.jsonl") == RECORDS
-    splits = prepare("t.jsonl", "bytes").splits.values()
+    _write("t.jsonl", LINES.replace(b'"text"', b'"body"'))
+    assert _documents("t.jsonl", "body") == RECORDS
+    splits = prepare("t.jsonl", "bytes", field="body").splits.values()
     assert sum(len(split.document_starts) for split in splits) == len(RECORDS)
+    assert len(load_corpus({"test": "t.jsonl"}, "body").splits["test"]) == len(RECORDS)
 
 
 def test_a_changed_file_is_unpacked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
