@@ -108,7 +108,7 @@ def options(architecture: str = "transformer-xl", **loop: Any) -> RunConfig[Any]
 
 @pytest.mark.parametrize("name", MODELS)
 def test_training_in_bfloat16(name: str) -> None:
-    """Three updates: losses near float32's, weights and memory in float32."""
+    """Three updates: losses near float32's; weights, memory and validation in float32."""
     losses: dict[str, Tensor] = {}
     for products in ("float32", "bfloat16"):
         state = tiny_runs.state_of(options(name, precision=products))
@@ -117,6 +117,9 @@ def test_training_in_bfloat16(name: str) -> None:
         read = [*state.memory.tensors().values(), *state.model.parameters()]
         assert {t.dtype for t in read if t.is_floating_point()} == {torch.float32}
         assert state.environment()["precision"] == products
+        score = validation.Validation(state).score(2).nats
+        state.precision = Precision()
+        assert validation.Validation(state).score(2).nats == score
     assert not torch.equal(*losses.values())
     torch.testing.assert_close(*losses.values(), rtol=0, atol=0.03)
 
