@@ -148,7 +148,7 @@ def test_a_finished_run_goes_on_to_more_steps(capsys: pytest.CaptureFixture[str]
 def test_any_option_of_training_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
     cut_run()
     new = dataclasses.replace(
-        options(segment_length=8, accumulate=2, precision="bfloat16", save_every=0),
+        options(segment_length=8, accumulate=2, precision="bfloat16", recompute=True, save_every=0),
         optim=OptimConfig(learning_rate=1e-3, weight_decay=0.0, beta2=0.9, clip_norm=0.0),
     )
     console = Console(file=io.StringIO(), record=True, width=1000)
