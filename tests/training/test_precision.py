@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ import tiny_runs
 from architectures import CASES
 from memspan import cli, precision
 from memspan.errors import MemspanError
+from memspan.models.options import EmbeddingConfig
 from memspan.models.registry import MODELS
 from memspan.precision import AUTOMATIC, Precision, resolve
 from memspan.runs.options import RunConfig, load_config
@@ -111,7 +113,9 @@ def test_training_in_bfloat16(name: str) -> None:
     """Three updates: losses near float32's; weights, memory and validation in float32."""
     losses: dict[str, Tensor] = {}
     for products in ("float32", "bfloat16"):
-        state = tiny_runs.state_of(options(name, precision=products))
+        config = options(name, precision=products)
+        narrow = dataclasses.replace(config, embedding=EmbeddingConfig(d_embed=6))
+        state = tiny_runs.state_of(narrow)
         updater = updates.Updater(state)
         losses[products] = torch.tensor([updater.update() for _ in range(3)])
         read = [*state.memory.tensors().values(), *state.model.parameters()]
