@@ -74,6 +74,16 @@ def test_a_run_that_is_cut_goes_on_bit_for_bit(model: object, loop: dict[str, An
     assert (last["step"], last["tokens"]) == (steps, 2 * options.train.tokens_read(steps))
 
 
+def test_recomputing_changes_no_number() -> None:
+    """With dropout and a memory that gradients flow through."""
+    losses = []
+    for recompute in (False, True):
+        options = config(optim=CONSTANT, accumulate=2, gradient_segments=2, recompute=recompute)
+        updater = updates.Updater(tiny_runs.state_of(options))
+        losses.append([updater.update() for _ in range(3)])
+    assert losses[0] == losses[1]
+
+
 @pytest.mark.processes
 def test_sigkill_at_a_random_step_loses_nothing() -> None:
     options = config(optim=CONSTANT, steps=100_000, save_every=5, evaluate_every=30)
