@@ -80,6 +80,7 @@ def test_lengths_double_in_equal_shares() -> None:
     assert lengths == [2] * 4 + [4] * 4 + [8] * 4 + [10] * 8
     # With accumulation that changes, too.
     grows = dataclasses.replace(GROWING, accumulate=2, accumulate_later=3, accumulate_from=6)
+    assert [grows.segments_per_update(n) for n in range(20)] == [2] * 6 + [3] * 14
     for loop in (GROWING, grows, TrainConfig(segment_length=10)):
         read = [loop.segment_length_at(n) * loop.segments_per_update(n) for n in range(20)]
         assert [loop.tokens_read(n) for n in range(21)] == [sum(read[:n]) for n in range(21)]
