@@ -153,7 +153,10 @@ def test_of_a_folder_only_tables_of_something_else_are_left_out() -> None:
         with pytest.raises(MemspanError, match=r"a\.tsv has no 'text'; it has 'id', 'label'"):
             load_corpus(name)
     _write("texts/b.txt", NIGHT)
-    assert _documents("texts")
+    _write("texts/d.txt", b"")
+    _write("t.txt", NIGHT)
+    for texts in ("texts", {"train": "texts", "test": "t.txt"}):
+        assert load_corpus(texts).skipped == ("a.tsv (no field 'text')", "d.txt (empty)")
     _write("texts/c.jsonl", FINE + b'{"id": 1}')
     with pytest.raises(MemspanError, match="line 2 has no 'text'"):
         load_corpus("texts")
