@@ -107,6 +107,7 @@ def test_the_example(own_folders: Path, capsys: pytest.CaptureFixture[str]) -> N
     shutil.copy(EXAMPLE, "own_architecture.py")
     Path("text.txt").write_text("what was read is kept. " * 100)
     known = ("--import", "own_architecture")
+    assert "tokens/s" in said(capsys, "train", "--dry-run", *known, *OWN.split())
     cli.main(["train", *known, *OWN.split()])
     usual, less = (
         said(capsys, "evaluate", "mine", *known, *more) for more in ([], ["--carried-share", "0.1"])
