@@ -132,8 +132,14 @@ def test_load_gives_model_and_tokenizer() -> None:
 
 @pytest.mark.parametrize(
     ("model", "n_joined", "clip_norm"),
-    [(MODEL, 1, 0.0), (COMPRESSIVE, 1, 0.1), (BY_MEMORY, 1, 0.0), (BY_MEMORY, 2, 1e-3)],
-    ids=["transformer-xl", "clipped", "segments-alone", "segments-joined-and-clipped"],
+    [
+        (MODEL, 1, 0.0),
+        (COMPRESSIVE, 1, 0.0),
+        (COMPRESSIVE, 1, 0.1),
+        (BY_MEMORY, 1, 0.0),
+        (BY_MEMORY, 2, 1e-3),
+    ],
+    ids=["transformer-xl", "auxiliary", "clipped", "alone", "joined-and-clipped"],
 )
 def test_an_update_is_the_mean_over_all_that_it_scores(
     model: Any, n_joined: int, clip_norm: float, monkeypatch: pytest.MonkeyPatch
