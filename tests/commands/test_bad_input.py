@@ -40,7 +40,7 @@ MISTAKES = {
     "train --resume nowhere": "no run at",
     # What a run cannot change.
     "train --resume run": "is finished: it has made 6 steps, and train.steps is 6; to go on: ",
-    "train --resume run --train.steps 5": "is finished",
+    "train --resume run --train.steps 5": "train --resume run --train.steps 15",
     "train --resume run --train.batch-size 4": "each row of the batch has its own memory",
     "train --resume run --train.seed 5": "--train.seed cannot change",
     "train --resume run --train.evaluate-tokens 9": "the best score so far is of those tokens",

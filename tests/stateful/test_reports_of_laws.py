@@ -129,6 +129,7 @@ OF_STATE = {*NAMES} - {"bounded", "repeatable", "roll-back", "causality", "gradi
     [
         (Forgetful, OF_STATE, "inconclusive", ""),
         (Constant, OF_STATE, "inconclusive", "outputs are all the same, or not finite"),
+        (Constant, ["gradients"], "refused", "its outputs carry no gradients"),
         (DetachedAtEveryToken, ["gradients"], "inconclusive", "hardly any gradient flows"),
         (
             small_models.StateDroppedAtASecondSegmentOfManyTokens,
