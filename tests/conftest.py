@@ -55,6 +55,13 @@ def same_draws() -> None:
 
 
 @pytest.fixture(autouse=True)
+def gradients_stay_on() -> Iterator[None]:
+    """Scripts of ``memspan check`` turn them off, and are run by tests."""
+    yield
+    assert torch.is_grad_enabled()
+
+
+@pytest.fixture(autouse=True)
 def shared_models_stay() -> Iterator[None]:
     """Named by the test that changes one, not by another that comes upon it later."""
     yield
@@ -65,11 +72,13 @@ def shared_models_stay() -> Iterator[None]:
 def own_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Path:
-    """A cache and a working folder of the test's own, and no plots unless it is marked ``plots``."""
+    """A cache, a working folder and a ``sys.path`` of the test's own; no plots unless it is marked
+    ``plots``."""
     # Loops in C are compiled once for all tests, not in a cache of this one's own.
     for loop in (delta_rule_loop, feedback_loop, relative_step):
         loop.available(torch.zeros(()))
     monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(tmp_path)
     if request.node.get_closest_marker("plots") is None:
         monkeypatch.setattr(metrics, "plot", lambda *_: [])

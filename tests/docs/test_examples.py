@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import memspan
 import transfo_xl_folder
@@ -130,7 +129,6 @@ def test_the_code_of_a_page_runs(page: Path, folder: Path) -> None:
             cli.main(command)
             ran += 1
     assert ran, f"{page.name} has no code to run"
-    assert torch.is_grad_enabled()
 
 
 def test_every_command_and_snippet_is_run_or_listed() -> None:

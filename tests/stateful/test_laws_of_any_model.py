@@ -95,11 +95,9 @@ test_wrong = laws(SelectIgnoresTheOrder, only=["rows", "cuts"])
 """
 
 
-def test_a_failure_says_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "test_mine.py").write_text(CASES)
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("own_folders")
+def test_a_failure_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("test_mine.py").write_text(CASES)
     pytest.main(["-p", "no:cacheprovider", "-q", "-rs", "test_mine.py"])
     said = capsys.readouterr().out
     for words in (
