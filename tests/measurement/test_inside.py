@@ -104,22 +104,24 @@ def looking(
 
 
 def test_attention_is_added_up_by_distance(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By hand: two tokens and three keys, one of them in memory."""
-    weights = torch.tensor([[0.25, 0.25, 0.5], [0.75, 0.125, 0.125]])[None, None]
+    """By hand: two rows and heads, two tokens and three keys, one of them in memory."""
+    mean = torch.tensor([[0.25, 0.25, 0.5], [0.5, 0.375, 0.125]])
+    apart = torch.tensor([0.125, 0.0, -0.125])
+    weights = torch.stack([mean + apart, mean - apart]).expand(2, -1, -1, -1)
     distances = torch.tensor([[2.0, 1.0, 0.0], [3.0, 2.0, 1.0]])[None]
     in_memory = torch.tensor([[True, False, False]])
     said = AttentionWeights([weights], distances, {"memory": in_memory, "segment": ~in_memory})
     subject, looked = looking(monkeypatch, "attention_weights", said)
-    monkeypatch.setattr(inside, "MOST_TOKENS", 3)
+    monkeypatch.setattr(inside, "MOST_TOKENS", 7)
     first, last = inside.attention(subject, 10, Budget(60))
     assert looked == [(10, 2)] * 2
-    assert (first.tokens, last.tokens) == (2, 4)
+    assert (first.tokens, last.tokens) == (4, 8)
     assert last.distances == (0, 1, 2)
     (layer,) = last.layers
     # 0, 1, and 2 to 3 tokens back.
     assert layer.by_distance == pytest.approx((0.25, 0.1875, 0.5625))
-    assert layer.by_kind == pytest.approx({"memory": 0.5, "segment": 0.5})
-    assert layer.mean_distance == pytest.approx(1.6875)
+    assert layer.by_kind == pytest.approx({"memory": 0.375, "segment": 0.625})
+    assert layer.mean_distance == pytest.approx(1.5625)
 
 
 def test_what_is_kept_is_told_after_powers_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
