@@ -195,12 +195,6 @@ def test_published_weights_come_back_from_their_checkpoint() -> None:
     assert published.read_bytes() == good
     published.unlink()
     published.write_bytes(good[:-1])
-    full = OSError(28, "No space left on device")
-    with (
-        mock.patch.object(checkpoints, "link_atomically", side_effect=full),
-        pytest.raises(MemspanError, match=r"No space left on device.: free some"),
-    ):
-        start.resume(Path("r"))
     with pytest.raises(MemspanError, match="is finished"):
         start.resume(Path("r"))
     assert published.read_bytes() == good
