@@ -27,6 +27,7 @@ Options = dict[str, Any]
 CONFIGS = {type(CASES[case].backbone): CASES[case].backbone for case in ONE_OF_EACH.values()}
 VALUES: dict[Any, Sequence[object]] = {
     bool: (False, True),
+    bool | None: (False, True),
     int: (4,),
     int | None: (2, 4, 5, 8),
     float: (0.5,),
