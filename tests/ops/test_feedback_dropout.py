@@ -32,6 +32,7 @@ def test_the_share_kept_and_its_scale(dropout: float) -> None:
             assert abs(part.mean() - share) < 4 * deviation / len(part) ** 0.5, (name, quarter)
         assert set(factor.unique().tolist()) == {0.0, factor.max().item()}
         assert factor.max().item() == pytest.approx(1 / share, abs=1 / share**2 / RESOLUTION)
+    assert draw(segment, **sizes, dropout=0, attention_dropout=0) == Dropout()
 
 
 def test_what_is_dropped() -> None:
