@@ -296,7 +296,7 @@ class Reader:
         ``starts``: bool ``[B, T]``, true where a document begins, as in the model's call.
 
         Raises:
-            MemspanError: an argument is not as described here. The reader stays as it was.
+            MemspanError: an argument is not as described here.
             StaleReaderError: weights or modules have changed since the reader was made.
         """
         check_tokens(tokens, targets)
