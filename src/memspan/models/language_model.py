@@ -25,6 +25,7 @@ from memspan.models.packing import Watch, is_itself
 from memspan.models.protocol import Backbone, MemoryReader, not_copied
 from memspan.models.segments import Padding, padding_mask
 from memspan.models.sizes import refuse_impossible, refuse_oversized, refuse_oversized_model
+from memspan.models.vocabulary import resize
 from memspan.nn import NOT_SCORED, dropout_layer, known
 from memspan.precision import Precision
 
@@ -76,6 +77,32 @@ class LanguageModel(nn.Module):
             f"the memory of {counted(batch_size, 'row')}", needed, self.backbone.device, remedy
         )
         return make(batch_size, **options)
+
+    def resize_token_embeddings(self, vocab_size: int) -> None:
+        """Add rows to the end of the embedding and the output head, or drop the last ones, in place.
+
+        Each new row, and its bias, starts as the mean of the rows that there were; with clusters of
+        falling frequency (``cutoffs``), of the last cluster's, which all new tokens join. A new token
+        then begins about as likely as the average one there, and old tokens keep their logits, or their
+        clusters' probabilities (Hewitt 2021, "Initializing new word embeddings for pretrained language
+        models"). What is tied stays tied.
+
+        Parameters are replaced, and with them the fingerprint: make optimisers and readers afterwards.
+        Memories stay valid values, though files of them name the old model.
+
+        Args:
+            vocab_size: the new number of token ids, V; the same number changes nothing.
+
+        Raises:
+            MemspanError: a vocabulary that ends before the last cluster; an embedding or a head that
+                was replaced by another module; tables that several processes share.
+
+        Example::
+
+            model.resize_token_embeddings(model.vocab_size + 3)
+        """
+        if vocab_size != self.vocab_size:
+            resize(self, vocab_size)
 
     def load_memory(self, path: str | Path, batch_size: int = 1) -> Memory:
         """A memory of this model's, of ``batch_size`` rows, that
