@@ -109,14 +109,14 @@ def test_sliders_move_the_edges(page: Page) -> None:
         return [float(edge.get_attribute("x1")) for edge in figure.locator(".edge").all()]
 
     before = edges()
-    assert len(before) == 7
+    assert len(before) == 9
     assert not figure.locator(".faded").count()
     moved = {
-        "M, slots": [True] * 6 + [False],
-        "T, tokens": [False, True, True, False, False, False, True],
-        "L, layers": [False, False, True, False, False, False, False],
-        "C, compressed": [False, False, False, False, True, False, False],
-        "c, tokens": [False, False, False, False, True, False, False],
+        "M, slots": [True] * 8 + [False],
+        "T, tokens": [False, True, True, False, False, True, True, False, True],
+        "L, layers": [False, False, True, False, False, False, True, False, False],
+        "C, compressed": [False, False, False, False, True, True, True, False, False],
+        "c, tokens": [False, False, False, False, True, True, True, False, False],
     }
     for label, expected in moved.items():
         slider = figure.get_by_label(label)
@@ -130,6 +130,22 @@ def test_sliders_move_the_edges(page: Page) -> None:
         "256 to 320 tokens back, through its layers up to 576"
         in figure.locator(".told").inner_text()
     )
+
+
+@pytest.mark.parametrize(
+    ("layers", "slots", "segment"), [(2, 128, 64), (12, 64, 512), (3, 16, 256), (4, 32, 16)]
+)
+def test_edges_are_where_counting_ends(layers: int, slots: int, segment: int) -> None:
+    """From a segment's last token down through the layers: the oldest slot, and its segment's past."""
+    first = start = 1000 * segment
+    for _ in range(layers):
+        first = start - slots
+        start = first // segment * segment
+    sizes = {"M": slots, "T": segment, "L": layers, "C": 0, "c": 4}
+    script = f"JSON.stringify(edges({json.dumps(sizes)}))"
+    edges = json.loads(str(engine(figures.STYLE / "figures.js").eval(script)))
+    for name in ("transformer-xl", "compressive-convolution"):
+        assert edges[name][-1] == ["layers", 1001 * segment - first]
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -331,21 +331,24 @@ const SPAN_NAMES = {
   transformer: "Transformer without memory",
 }
 
+/** Tokens that a segment's last token depends on, through L layers that each see `slots` tokens before their segment. */
+const reach = (L, slots, T) => T + slots + (L - 1) * T * Math.ceil(slots / T)
+
 /** Of each model: where each kind of reach ends, nearest first. */
 const edges = ({ M, T, L, C, c }) => ({
-  "transformer-xl": [["sure", M], ["late", M + T], ["layers", Math.max(L * M, M) + T]],
-  "compressive-convolution": [["sure", M], ["coarse", M + c * C]],
+  "transformer-xl": [["sure", M], ["late", M + T], ["layers", reach(L, M, T)]],
+  "compressive-convolution": [["sure", M], ["coarse", M + c * C], ["late", M + c * C + T], ["layers", reach(L, M + c * C, T)]],
   feedback: [["sure", M]],
   transformer: [["late", T]],
 })
 
 function drawSpan(data, state) {
-  const [left, right, top, height] = [52, 456, 36, 150]
-  const at = distance => +(left + ((right - left) * Math.log2(distance)) / 14).toFixed(1)
+  const [left, right, top, height] = [52, 424, 36, 150]
+  const at = distance => +(left + ((right - left) * Math.log2(distance)) / 16).toFixed(1)
   const up = share => +(top + height * (1 - share)).toFixed(1)
   const measured = Object.entries(data.shown).every(([name, value]) => state[name] === value)
   const bars = top + height + 56
-  const axis = range(0, 6).map(i => 2 * i).map(i => [
+  const axis = range(0, 5).map(i => 3 * i).map(i => [
     line("grid", at(2 ** i), top, at(2 ** i), bars + 178),
     write("tick", at(2 ** i), top + height + 16, number(2 ** i)),
   ])
@@ -353,7 +356,7 @@ function drawSpan(data, state) {
     class: `curve ${name}${measured ? "" : " faded"}`,
     points: curve.map(([distance, share]) => `${at(distance)},${up(share)}`).join(" "),
   }))
-  const reach = Object.entries(edges(state)).map(([name, ends], i) => {
+  const reaches = Object.entries(edges(state)).map(([name, ends], i) => {
     const y = bars + 46 * i
     let from = left
     const parts = ends.map(([kind, end]) => {
@@ -369,16 +372,18 @@ function drawSpan(data, state) {
     curves,
     write("small", 12, 14, `right answers, measured with ${Object.entries(data.shown).map(pair => pair.join(" ")).join(", ")}`),
     write("tick", (left + right) / 2, top + height + 34, "tokens back"),
-    reach,
+    reaches,
     legend(bars + 184, [["bar", "always"], ["bar late", "late tokens"], ["bar coarse", "compressed"], ["bar layers", "via layers"]]),
   ])
 }
 
 function tellSpan(data, state) {
-  const { M, T, L, C, c } = state
+  const { M, T, C, c } = state
+  const [xl, compressive] = Object.values(edges(state)).map(ends => number(ends.at(-1)[1]))
   return (
-    `Transformer-XL reaches ${number(M)} to ${number(M + T)} tokens back, through its layers up to ${number(L * M + T)}; ` +
-    `Compressive ${number(M + c * C)}; Feedback its span, ${number(M)}; a transformer without memory ${number(T)} at most.`
+    `Transformer-XL reaches ${number(M)} to ${number(M + T)} tokens back, through its layers up to ${xl}; ` +
+    `Compressive ${number(M + c * C)} to ${number(M + c * C + T)}, through its layers up to ${compressive}; ` +
+    `Feedback its span, ${number(M)}; a transformer without memory ${number(T)} at most.`
   )
 }
 
