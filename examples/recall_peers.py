@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -96,7 +97,10 @@ class Peer(nn.Module):
 
         config.vocab_size = vocab_size
         self.model = AutoModelForCausalLM.from_config(config)
-        self.argument = "cache_params" if config.model_type == "mamba2" else "past_key_values"
+        # Called so since transformers 5.24.
+        taken = inspect.signature(self.model.forward).parameters
+        names = ("cache", "cache_params", "past_key_values")
+        self.argument = next(name for name in names if name in taken)
 
     def initial_memory(self, batch_size: int) -> None:
         """A model makes its cache when it first reads."""

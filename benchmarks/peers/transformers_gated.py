@@ -23,7 +23,7 @@ class Layer(nn.Module):
         self.feed_forward_norm = nn.LayerNorm(size.d_model)
 
     def forward(self, x: Tensor, cache: DynamicCache | None) -> Tensor:
-        x = x + self.mixer(self.mixer_norm(x), cache_params=cache)
+        x = x + self.mixer(self.mixer_norm(x), cache)
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 

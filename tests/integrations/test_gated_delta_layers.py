@@ -31,6 +31,7 @@ from memspan.integrations.transformers import (
 )
 from memspan.integrations.transformers.accelerate import _OURS, _accelerated
 from memspan.integrations.transformers.gated_delta import to_our_names
+from memspan.integrations.transformers.model import CACHE
 from memspan.ops.fast_weights.rules import delta_rule
 from memspan.stateful.recipes import RECIPES, build
 
@@ -160,9 +161,9 @@ def learned(model: Any, ids: Tensor) -> Tensors:
     with torch.no_grad():
         for part in ids.split([*(1, 70, 1, 1), ids.shape[1] - 73], 1):
             n = part.shape[1] + (0 if past is None else past.get_seq_length())
-            piece = model(part, mask[:, :n], past_key_values=past, use_cache=True)
+            piece = model(part, mask[:, :n], use_cache=True, **{CACHE: past})
             pieces.append(piece.logits[1:])
-            past = piece.past_key_values
+            past = piece[CACHE]
     return found | {"logits": output.logits.detach(), "pieces": torch.cat(pieces, 1)}
 
 

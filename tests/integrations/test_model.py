@@ -135,15 +135,15 @@ def test_padded_rows_read_as_they_do_alone(case: Case, side: str) -> None:
     more = text(3, 2, seed=1)
     with torch.no_grad():
         output = model(tokens, attention_mask=own)
-        after = model(more, past_key_values=copy.copy(output.past_key_values)).logits
+        after = model(more, cache=copy.copy(output.cache)).logits
     for row in range(3):
         alone = tokens[row, own[row] == 1][None]
         with torch.no_grad():
             expected = model(alone)
-            expected_after = model(more[[row]], past_key_values=expected.past_key_values).logits
+            expected_after = model(more[[row]], cache=expected.cache).logits
         close(output.logits[row, own[row] == 1], expected.logits[0])
         close(after[row], expected_after[0])
-        memory = output.past_key_values.memory.select([row])
+        memory = output.cache.memory.select([row])
         assert int(memory.tokens_seen) == lengths[row]
 
 
@@ -169,14 +169,16 @@ def test_padded_rows_write_as_they_do_alone(case: Case, side: str) -> None:
 
 @pytest.mark.smoke
 @every_architecture
-def test_one_cache_over_several_calls(case: Case) -> None:
+@pytest.mark.parametrize("name", ["cache", "past_key_values"])
+def test_one_cache_over_several_calls(case: Case, name: str) -> None:
     """With the whole text again, or with what is new alone: from the memory, or with a long mask."""
     model = wrapped(case)
     options = {"max_new_tokens": 3, "do_sample": False}
     reader = case.shared_model().reader()
     reader.read(text(1, 6))
     cache = MemspanCache()
-    model(text(1, 6), past_key_values=cache)
+    output = model(text(1, 6), **{name: cache})
+    assert output.cache is output.past_key_values is cache
     begun = copy.deepcopy(cache)
     new = text(1, 4, seed=1)
     drawn = draw_tokens(reader, reader.read(new)[:, -1], 3, Sampling(temperature=0))
@@ -189,7 +191,7 @@ def test_one_cache_over_several_calls(case: Case) -> None:
     ]
     for tokens, past, more in calls:
         before = past.get_seq_length()
-        written = model.generate(tokens, past_key_values=past, **options, **more)
+        written = model.generate(tokens, **{name: past}, **options, **more)
         assert written[:, -3:].tolist() == [list(itertools.chain(*expected))]
         # The last token is written and not read yet.
         assert past.get_seq_length() == before + 4 + 2
@@ -225,7 +227,7 @@ def test_training_is_ours(case: Case) -> None:
         mask = None if rows is None else (torch.arange(6) < rows[:, None]).long()
         # Random features may be drawn again.
         torch.manual_seed(start)
-        output = model(inputs, mask, past_key_values=cache.detach_(), shift_labels=targets)
+        output = model(inputs, mask, cache=cache.detach_(), shift_labels=targets)
         torch.manual_seed(start)
         expected = reference(inputs, memory, targets=targets, lengths=rows)
         memory = expected.memory.detach()
@@ -270,14 +272,14 @@ def test_losses_are_shifted_masked_and_divided() -> None:
 
 def test_rows_of_a_cache() -> None:
     model = wrapped(ONE_EACH["lstm"])
-    cache = model(text(2, 5)).past_key_values
+    cache = model(text(2, 5)).cache
     assert cache.batch_size == 2
     assert repr(cache) == f"MemspanCache({cache.memory!r})"
     more = text(1, 1)
-    expected = model(more.expand(2, -1), past_key_values=copy.copy(cache)).logits
+    expected = model(more.expand(2, -1), cache=copy.copy(cache)).logits
     cache.batch_repeat_interleave(2)
     cache.batch_select_indices(torch.tensor([False, True, True, True]))
-    assert torch.equal(model(more.expand(3, -1), past_key_values=cache).logits, expected[[0, 1, 1]])
+    assert torch.equal(model(more.expand(3, -1), cache=cache).logits, expected[[0, 1, 1]])
     cache.reset()
     assert (cache.batch_size, cache.get_seq_length(), cache.memory) == (-1, 0, None)
 
@@ -285,10 +287,10 @@ def test_rows_of_a_cache() -> None:
 def test_a_cache_reads_on_with_changed_weights() -> None:
     model = wrap(ONE_EACH["feedback"])
     with torch.no_grad():
-        cache = model(text(1, 5)).past_key_values
+        cache = model(text(1, 5)).cache
         model.get_input_embeddings().tables[0].mul_(2)
         expected = model.model(text(1, 2), cache.memory).logits
-        close(model(text(1, 2), past_key_values=cache).logits, expected)
+        close(model(text(1, 2), cache=cache).logits, expected)
 
 
 def test_half_precision(tmp_path: Path) -> None:
@@ -300,7 +302,7 @@ def test_half_precision(tmp_path: Path) -> None:
 
 def past(model: MemspanForCausalLM) -> MemspanCache:
     """After three tokens of one row."""
-    return model(text(1, 3)).past_key_values
+    return model(text(1, 3)).cache
 
 
 FEW = {"max_new_tokens": 2}
@@ -314,13 +316,13 @@ MISTAKES: dict[str, Callable[[Any], Any]] = {
     "cover the 3 new columns, or all 3": lambda m: m(text(2, 3), torch.ones(2, 2)),
     r"all 6: it is \[1, 7\]": lambda m: m(text(1, 3), torch.ones(1, 7), past(m)),
     "must have 1 rows": lambda m: m(text(1, 3), torch.ones(2, 3)),
-    "not a DynamicCache": lambda m: m(text(1, 3), past_key_values=DynamicCache()),
-    "the cache has 1 row and the input 2": lambda m: m(text(2, 3), past_key_values=past(m)),
-    "the cache is of another model": lambda m: m(
-        text(1, 3), past_key_values=past(wrapped(ONE_EACH["lstm"]))
-    ),
+    "not a DynamicCache": lambda m: m(text(1, 3), cache=DynamicCache()),
+    "two names of one cache": lambda m: m(text(1, 3), cache=past(m), past_key_values=past(m)),
+    "temperature: this model takes no such": lambda m: m(text(1, 3), temperature=1),
+    "the cache has 1 row and the input 2": lambda m: m(text(2, 3), cache=past(m)),
+    "the cache is of another model": lambda m: m(text(1, 3), cache=past(wrapped(ONE_EACH["lstm"]))),
     "the cache has read 3 columns and the input has 3": lambda m: m.generate(
-        text(1, 3), past_key_values=past(m), **FEW
+        text(1, 3), cache=past(m), **FEW
     ),
     "no tokens: give a prompt": lambda m: m.generate(text(1, 0), **FEW),
     "cache_implementation is not for .* leave it out": lambda m: m.generate(

@@ -135,8 +135,34 @@ def test_models_that_read_on_by_single_tokens_are_read() -> None:
     model.read(torch.tensor([[3]]), model.copy(state))
 
 
+class Renamed(Summing):
+    """As transformers since 5.24: the old name goes unseen, but outputs still answer to it."""
+
+    def forward(self, input_ids: Tensor, cache: Any = None, **kwargs: Any) -> Any:
+        return super().forward(input_ids, cache)
+
+
+class Unnamed(Summing):
+    def forward(self, input_ids: Tensor, **kwargs: Any) -> Any:
+        return super().forward(input_ids, kwargs.get("past"))
+
+
+class Forgetting(Summing):
+    def forward(self, input_ids: Tensor, past_key_values: Any = None) -> Any:
+        return super().forward(input_ids)
+
+
+@pytest.mark.parametrize("returned", ["cache", "past_key_values", "cache_params"])
+def test_caches_are_passed_by_a_name_that_the_model_has(returned: str) -> None:
+    model = Causal(Renamed(cache=returned))
+    assert " cache=cache" in model.source()
+    assert f"output.{returned}" in model.source()
+    report = check(model, ["cuts"])
+    assert report["cuts"].outcome == "holds", report
+
+
 class OutOfOrder(Summing):
-    def forward(self, input_ids: Tensor) -> Any:
+    def forward(self, input_ids: Tensor, past_key_values: Any = None) -> Any:
         raise OSError("no driver")
 
 
@@ -147,6 +173,11 @@ class OutOfOrder(Summing):
         (Summing(cache="other"), "no cache"),
         (nn.Linear(2, 2), "no config.vocab_size"),
         (OutOfOrder(), "OSError: no driver"),
+        (
+            Unnamed(),
+            r"Unnamed.forward takes no cache by a name known here \(cache, past_key_values,",
+        ),
+        (Forgetting(), "the cache given to Forgetting as past_key_values had no effect"),
     ],
 )
 def test_what_cannot_be_read_is_refused(module: nn.Module, says: str) -> None:

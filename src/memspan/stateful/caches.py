@@ -23,8 +23,8 @@ from memspan.stateful.protocol import (
 )
 from memspan.stateful.recurrent import copied, mapped
 
-CACHES = ("past_key_values", "cache_params", "state", "mems", "past_buckets_states")
-"""Names of caches, in models' outputs and arguments."""
+CACHES = ("cache", "past_key_values", "cache_params", "state", "mems", "past_buckets_states")
+"""Names of caches, in models' outputs and arguments: the first is transformers' since 5.24."""
 LENGTHS = (
     "sliding_window", "attention_window_size", "window_size", "attention_chunk_size", "chunk_size",
     "mamba_chunk_size", "block_size", "conv_kernel", "conv_L_cache", "mamba_d_conv", "conv1d_width",
@@ -70,14 +70,24 @@ class Causal:
         made: str = MADE,
     ) -> None:
         self.module, self._made = module, made
-        self._accepted = inspect.signature(module.forward).parameters
-        self._takes = next((name for name in CACHES if name in self._accepted), CACHES[0])
         config: Any = getattr(module, "config", None)
         if hasattr(config, "get_text_config"):
             config = config.get_text_config(decoder=True)
         size = getattr(config, "vocab_size", None)
         if not isinstance(size, int):
             raise RefusedError(f"{type(module).__name__} has no config.vocab_size")
+        # Wrappers, as PEFT's, pass on what they do not name.
+        own: Any = module
+        if hasattr(module, "get_base_model"):
+            own = own.get_base_model()
+        self._accepted = inspect.signature(own.forward).parameters
+        takes = [name for name in CACHES if name in self._accepted]
+        if not takes:
+            raise RefusedError(
+                f"{type(own).__name__}.forward takes no cache by a name known here "
+                f"({', '.join(CACHES)}): it could not be given its state"
+            )
+        self._takes = self._returns = takes[0]
         self.inputs = Inputs(vocab_size=size)
         named = {name: getattr(config, name, None) for name in LENGTHS}
         found = {name: n for name, n in named.items() if isinstance(n, int) and n > 1}
@@ -100,33 +110,40 @@ class Causal:
     @torch.no_grad()
     def _try(self) -> bool:
         """Read a few tokens, to see what the model takes, and whether its cache will stop growing."""
-        tokens = torch.zeros(1, 2, dtype=torch.int64, device=device_of(self))
+        # Two that differ, if there are two: a mean over equal ones does not depend on their number.
+        size = self.inputs.vocab_size or 1
+        tokens = torch.arange(2, device=device_of(self))[None] % size
         try:
             _, first = self.read(tokens, self.start(1))
         except RefusedError:
             # Some do not return a cache, and fill the one that generate makes.
-            theirs = type(self.module).__module__.startswith("transformers.")
-            if not theirs or self._takes not in self._accepted:
+            if not type(self.module).__module__.startswith("transformers."):
                 raise
             self._make_first()
             _, first = self.read(tokens, self.start(1))
-        size, problem = _size(first), None
+        n_numbers, problem = _size(first), None
         # Models without attention take a mask of the new inputs only; earlier releases of some continue
         # with single tokens only.
         for length, masks_past in ((2, True), (2, False), (1, True), (1, False)):
             self._masks_past = masks_past
             try:
                 _, first = self.read(tokens, self.start(1))
-                _, state = self.read(tokens[:, :length], first)
+                continued, state = self.read(tokens[:, :length], first)
                 break
             except Exception as error:
                 problem = problem or error
         else:
             assert problem
             raise problem
+        fresh, _ = self.read(tokens[:, :length], self.start(1))
+        if torch.equal(continued, fresh):
+            raise RefusedError(
+                f"the cache given to {type(self.module).__name__} as {self._takes} had no effect: its "
+                "logits are those after an empty one"
+            )
         layers = getattr(state.cache, "layers", None)
         if layers is None:
-            return _size(state) == size
+            return _size(state) == n_numbers
         return all(getattr(layer, "is_sliding", not hasattr(layer, "keys")) for layer in layers)
 
     def _make_first(self) -> None:
@@ -183,7 +200,8 @@ class Causal:
         if state.cache is not None:
             given[self._takes] = state.cache
         output = self.module(input_ids=inputs, **given)
-        parts = output if isinstance(output, Mapping) else {}
+        # Outputs of transformers answer to earlier names, too, but warn of them.
+        parts = {**output} if isinstance(output, Mapping) else {}
         if parts.get("logits") is None:
             raise RefusedError(
                 "it does not return logits: give a model with a language model's head"
@@ -193,8 +211,9 @@ class Causal:
             raise RefusedError(f"it returns no cache ({', '.join(CACHES)}): it carries no state")
         # What is not returned was changed in place.
         cache = state.cache if returned is None else parts[returned]
+        self._returns = returned or self._returns
         if returned in self._accepted:
-            self._takes = str(returned)
+            self._takes = self._returns
         return parts["logits"], Cached(state.rows, state.length + length, cache, mask)
 
     def select(self, state: Cached, rows: Tensor) -> Cached:
@@ -231,7 +250,7 @@ class Causal:
             given.append(f"attention_mask=mask{'' if self._masks_past else '[:, -n:]'}")
         if "position_ids" in self._accepted:
             given.append("position_ids=(mask.cumsum(1) - 1).masked_fill(mask == 0, 0)[:, -n:]")
-        returned = "cache" if self._imports else f"output.{self._takes}"
+        returned = "cache" if self._imports else f"output.{self._returns}"
         return f"""\
 import copy as copying
 {self._imports}{self._made}

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from memspan.stateful.caches import Causal
-from memspan.stateful.protocol import Padding
+from memspan.stateful.protocol import Padding, RefusedError
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32,
@@ -201,20 +201,24 @@ def build(model_type: str, seed: int = 0, vocab_size: int = VOCABULARY) -> Causa
         KeyError: there is no recipe.
         RefusedError: this version of transformers cannot make or read it.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, __version__
 
     recipe = RECIPES[model_type]
-    kind = type(AutoConfig.for_model(model_type))
-    # Some derive a width from others.
-    sizes = {
-        n: size for n, size in SIZES.items() if not isinstance(getattr(kind, n, None), property)
-    }
-    options = {"vocab_size": vocab_size, **sizes, **recipe}
     with torch.random.fork_rng():
         # Weights that are not randomised below may be drawn, too.
         torch.manual_seed(seed)
-        config = AutoConfig.for_model(model_type, **options)
-        model = AutoModelForCausalLM.from_config(config)
+        try:
+            kind = type(AutoConfig.for_model(model_type))
+            # Some derive a width from others.
+            derived = {n for n in SIZES if isinstance(getattr(kind, n, None), property)}
+            sizes = {n: size for n, size in SIZES.items() if n not in derived}
+            options = {"vocab_size": vocab_size, **sizes, **recipe}
+            config = AutoConfig.for_model(model_type, **options)
+            model = AutoModelForCausalLM.from_config(config)
+        except Exception as error:
+            # Earlier versions lack types and options, and say so by errors of many kinds.
+            message = " ".join(str(error).split())
+            raise RefusedError(f"transformers {__version__} cannot make it: {message}") from error
     randomise(model, seed)
     script = f"""\
 from torch import nn

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from memspan.models import LanguageModel, Reader
 
 
 class MemspanCache(Cache):
-    """A memory as a cache: ``past_key_values`` of a :class:`MemspanForCausalLM`.
+    """A memory as a cache: ``cache`` of a :class:`MemspanForCausalLM`, and of ``generate``.
 
     The model reads on from it and moves it on. The memory in it is a value, so a copy of the cache is a
     branch of the text and costs nothing.
@@ -26,11 +26,13 @@ class MemspanCache(Cache):
     Example::
 
         memory = model.model.load_memory("book.memory")
-        model.generate(**inputs, past_key_values=MemspanCache(memory))
+        model.generate(**inputs, cache=MemspanCache(memory))
     """
 
     is_croppable = False
     """A memory cannot go back."""
+    is_linear: ClassVar[list[bool]] = [False]
+    """Caches of linear attention alone are not asked how many columns they have read."""
 
     def __init__(self, memory: Memory | None = None) -> None:
         super().__init__(layers=[])

@@ -32,7 +32,7 @@ class MemspanConfig(PreTrainedConfig):
     """
 
     model_type = "memspan"
-    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["cache", "past_key_values"]
 
     def __init__(
         self,

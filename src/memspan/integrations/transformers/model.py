@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -18,6 +20,25 @@ from memspan.integrations.transformers.config import MemspanConfig
 from memspan.models import LanguageModel
 from memspan.models.inputs import check_tokens, outside
 from memspan.nn import NOT_SCORED
+
+CACHE = (
+    "cache"
+    if "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+    else "past_key_values"
+)
+"""The cache's name in the installed version of transformers, which renamed it in 5.24."""
+
+
+@dataclass
+class MemspanOutput(CausalLMOutputWithPast):
+    """``loss``, ``logits`` and the cache, as ``cache`` and as ``past_key_values`` in every version."""
+
+
+setattr(
+    MemspanOutput,
+    "past_key_values" if CACHE == "cache" else "cache",
+    property(lambda output: getattr(output, CACHE)),
+)
 
 
 class MemspanForCausalLM(PreTrainedModel, GenerationMixin):
@@ -75,38 +96,41 @@ class MemspanForCausalLM(PreTrainedModel, GenerationMixin):
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        past_key_values: MemspanCache | None = None,
+        cache: MemspanCache | None = None,
         labels: Tensor | None = None,
-        shift_labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
         inputs_embeds: Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
-    ) -> CausalLMOutputWithPast:
+        past_key_values: MemspanCache | None = None,
+        **kwargs: Any,
+    ) -> MemspanOutput:
         """Read on. The names and number of parameters are transformers'.
 
         Args:
             input_ids: int64 ``[B, T]``, what is new.
             attention_mask: ``[B, P + T]`` or ``[B, T]``, 0 where a token is padding, which is skipped
                 wherever it stands (None: no padding). P: columns that the cache has read.
-            past_key_values: what was read before, which moves on (None: nothing).
+            cache: what was read before, which moves on (None: nothing).
             labels: int64 ``[B, T]``, the same as ``input_ids``; the loss is that of predicting each
                 from what is before it. A label of -100 is not scored.
-            shift_labels: the same, but each in the column before, where it is predicted: needed to
-                score the first token of each segment of a stream.
             num_items_in_batch: scored tokens of all batches of an update (None: of this one).
             use_cache: False returns no cache.
             logits_to_keep: columns, from the right, whose logits are wanted (0: all).
             inputs_embeds: refused, since memory is made of tokens.
             output_attentions: refused.
             output_hidden_states: refused.
+            past_key_values: the name of ``cache`` before transformers 5.24.
+            kwargs: ``shift_labels``, which are labels, but each in the column before, where it is
+                predicted: needed to score the first token of each segment of a stream. As in other
+                models it is not in the signature, where the trainer would ask for both kinds.
 
         Returns:
             ``loss``, where there are labels: mean nats per token, and in training the architecture's
             auxiliary loss. ``logits [B, T, V]``; at padding those after the row's last token.
-            ``past_key_values``: the cache.
+            ``cache``, also as ``past_key_values``.
 
         Raises:
             MemspanError: an argument is not as described here.
@@ -120,10 +144,15 @@ class MemspanForCausalLM(PreTrainedModel, GenerationMixin):
             raise MemspanError(
                 f"logits_to_keep must be a number of columns, 0 for all, not {logits_to_keep!r}"
             )
+        shift_labels: Tensor | None = kwargs.pop("shift_labels", None)
+        if unknown := [name for name, value in kwargs.items() if value is not None]:
+            raise MemspanError(
+                f"{', '.join(unknown)}: this model takes no such argument, leave it out"
+            )
         targets = labels if shift_labels is None else shift_labels
         check_tokens(cast(Tensor, input_ids), targets)
         assert input_ids is not None
-        cache = _cache(past_key_values)
+        cache = _cache(cache, past_key_values)
         own = self._own(input_ids, attention_mask, cache.get_seq_length())
         cache.bind(self.model, len(input_ids))
         if own is None:
@@ -141,9 +170,8 @@ class MemspanForCausalLM(PreTrainedModel, GenerationMixin):
             if own is not None:
                 targets = targets.masked_fill(~own, NOT_SCORED)
             loss = self._loss(logits, targets, auxiliary_loss, num_items_in_batch)
-        return CausalLMOutputWithPast(
-            loss=loss, logits=logits, past_key_values=None if use_cache is False else cache
-        )
+        returned = None if use_cache is False else cache
+        return MemspanOutput(loss=loss, logits=logits, **{CACHE: returned})
 
     def _own(
         self, input_ids: Tensor, attention_mask: Tensor | None, n_before: int
@@ -224,12 +252,20 @@ class MemspanForCausalLM(PreTrainedModel, GenerationMixin):
             loss = loss + auxiliary_loss
         return loss if n_scored_in_update is None else loss * n_scored / n_scored_in_update
 
+    def generate(self, *arguments: Any, **options: Any) -> Any:
+        """As :meth:`transformers.GenerationMixin.generate`; a cache is taken by either name."""
+        given = [options.pop(name, None) for name in ("cache", "past_key_values")]
+        if any(each is not None for each in given):
+            options[CACHE] = _cache(*given)
+        return super().generate(*arguments, **options)
+
     def prepare_inputs_for_generation(
         self,
         input_ids: Tensor,
         next_sequence_length: int | None = None,
-        past_key_values: MemspanCache | None = None,
+        cache: MemspanCache | None = None,
         inputs_embeds: Tensor | None = None,
+        past_key_values: MemspanCache | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
         """What ``generate`` passes to :meth:`forward`: the new part of ``input_ids``.
@@ -240,7 +276,7 @@ class MemspanForCausalLM(PreTrainedModel, GenerationMixin):
         if not input_ids.shape[1] and inputs_embeds is None:
             raise MemspanError("input_ids has no tokens: give a prompt of at least one")
         if next_sequence_length is not None and next_sequence_length < 1:
-            seen = _cache(past_key_values).get_seq_length()
+            seen = _cache(cache, past_key_values).get_seq_length()
             raise MemspanError(
                 f"the cache has read {seen} columns and the input has {input_ids.shape[1]}: give all "
                 "of the text again and what is new, or start with MemspanCache(cache.memory) and "
@@ -251,8 +287,8 @@ class MemspanForCausalLM(PreTrainedModel, GenerationMixin):
         prepared: dict[str, Any] = super().prepare_inputs_for_generation(
             input_ids,
             next_sequence_length,
-            past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
+            **{CACHE: past_key_values if cache is None else cache},
             **kwargs,
         )
         return prepared
@@ -266,7 +302,7 @@ class MemspanForCausalLM(PreTrainedModel, GenerationMixin):
                 "cache_implementation is not for this model, whose cache is its memory: leave it out"
             )
         if generation_config.use_cache is not False:
-            model_kwargs["past_key_values"] = _cache(model_kwargs.get("past_key_values"))
+            model_kwargs[CACHE] = _cache(model_kwargs.get(CACHE))
 
     def _init_weights(self, module: nn.Module) -> None:
         """The model has initialised itself, unless it was made to be filled from files.
@@ -313,12 +349,16 @@ class MemspanForCausalLM(PreTrainedModel, GenerationMixin):
         )
 
 
-def _cache(given: object) -> MemspanCache:
+def _cache(cache: object, past_key_values: object = None) -> MemspanCache:
+    """The cache, given by either name; a new one if there is none."""
+    if None not in (cache, past_key_values) and cache is not past_key_values:
+        raise MemspanError("cache and past_key_values are two names of one cache: give one of them")
+    given = past_key_values if cache is None else cache
     if given is None:
         return MemspanCache()
     if not isinstance(given, MemspanCache):
         raise MemspanError(
-            f"past_key_values must be a MemspanCache, not a {type(given).__name__}: begin with "
+            f"the cache must be a MemspanCache, not a {type(given).__name__}: begin with "
             "MemspanCache(), or with a memory as MemspanCache(memory)"
         )
     return given
