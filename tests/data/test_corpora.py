@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import io
+import os
 import sys
 import zipfile
 from dataclasses import replace
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 
 from memspan.data import corpora, named
 from memspan.data.corpora import load_corpus
+from memspan.data.globs import find_matches
 from memspan.data.named import CORPORA, list_corpora
 from memspan.data.texts import Text, by_position
 from memspan.errors import MemspanError
@@ -124,24 +127,66 @@ def test_a_file_that_is_named_is_taken_as_it_is(tmp_path: Path) -> None:
     assert corpus.skipped == ()
 
 
-TEXT = "Grüße aus Köln, naïve Leute. " * 1000
+def test_a_pattern_enters_each_folder_once(tmp_path: Path) -> None:
+    """Whatever links lead back to it; and a file is read once, whatever links lead to it."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/x.txt").write_text("one. " * 40)
+    (tmp_path / "a/.hidden.txt").write_text("two. " * 40)
+    for name in ("up", "again"):
+        (tmp_path / "a" / name).symlink_to(tmp_path, target_is_directory=True)
+    (tmp_path / "y.txt").symlink_to("a/x.txt")
+    corpus = load_corpus({"test": str(tmp_path / "**/*.txt")})
+    assert [text.read() for text in corpus.splits["test"]] == [b"one. " * 40]
+    assert corpus.skipped == ("y.txt (the same file as a/x.txt)",)
 
 
 @pytest.mark.parametrize(
-    ("content", "expected"),
+    "pattern",
     [
-        (TEXT.encode("utf-16"), "UTF-16"),
-        (TEXT.encode("utf-16-le"), "UTF-16"),
-        (TEXT.encode("latin-1"), "Latin-1 or alike"),
-        (TEXT.encode(), None),
-        ("世界".encode()[:-1], None),
-        (b"\x89PNG\r\n\x1a\n\0\0", None),
-        (b"\xff\x01" * 9, None),
+        "*",
+        "**",
+        "**/*",
+        "*/*.txt",
+        "a/**/c*",
+        "[ab]/?.txt",
+        "a/*/../*.txt",
+        ".*",
+        "a/.*",
+        "no/*",
+        "**/a",
     ],
 )
-def test_encodings_are_recognised(tmp_path: Path, content: bytes, expected: str | None) -> None:
-    (tmp_path / "t.txt").write_bytes(content)
-    assert load_corpus(str(tmp_path / "t.txt")).encoding == expected
+def test_patterns_match_as_python_s_own(
+    pattern: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a/b/c.txt", "a/b/.d.txt", "a/e.txt", "b/f.txt", ".g/h.txt", "i.txt", "a/.j/k"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("text")
+    for each in (pattern, str(tmp_path / pattern)):
+        monkeypatch.chdir(tmp_path)
+        wanted = glob.glob(each, recursive=True)
+        files = sorted(filter(os.path.isfile, find_matches(each)))
+        assert files == sorted(filter(os.path.isfile, wanted))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are Unicode there")
+def test_names_need_not_be_utf8(tmp_path: Path) -> None:
+    for n in range(20):
+        Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9 %d.txt" % n)).write_text(f"{n} " * 50)
+    found = load_corpus(str(tmp_path)).splits
+    assert sum(len(text) for split in found.values() for text in split) == 50 * (20 * 2 + 10)
+
+
+@pytest.mark.parametrize("link", ["symlink_to", "hardlink_to"])
+def test_a_link_between_splits_is_noticed(link: str, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "a/x.txt").write_text("text " * 40)
+    getattr(tmp_path / "b/y.txt", link)(tmp_path / "a/x.txt")
+    with pytest.raises(
+        MemspanError, match=r"y\.txt is both in train, .*a, and in test, .*b: leave"
+    ):
+        load_corpus({"train": str(tmp_path / "a"), "test": str(tmp_path / "b")})
 
 
 def test_a_data_set_has_its_own_splits(monkeypatch: pytest.MonkeyPatch) -> None:

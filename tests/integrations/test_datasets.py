@@ -86,8 +86,23 @@ def test_what_is_no_text_is_refused_unread() -> None:
     columns = {"image": [{"bytes": b"no image", "path": None}], "id": [1], "words": [["a"]]}
     whole = datasets.Dataset.from_dict(columns)
     whole.cast_column("image", datasets.Image()).save_to_disk("set")
-    for name, kind in {"image": "PIL.Image.Image", "id": "int64", "words": "list"}.items():
+    for name, kind in {"image": "PIL.Image.Image", "id": "int64"}.items():
         refused("set", f"train: {name} is of type {kind}, not text: name", name)
+
+
+def test_a_path_leads_to_texts_inside_a_row() -> None:
+    chats = [
+        [{"role": "user", "content": f"Hi {n}"}, {"role": "x", "content": "Oh"}] for n in range(4)
+    ]
+    datasets.Dataset.from_dict({"messages": chats, "id": [*range(4)]}).save_to_disk("set")
+    pq.write_table(pa.table({"messages": chats}), "t.parquet")
+    for name in ("set", "t.parquet"):
+        (found,) = load_corpus({"test": name}, "messages[].content").splits.values()
+        assert [text.read() for text in found] == [f"Hi {n}\nOh\n".encode() for n in range(4)]
+        refused(
+            name, r"messages is of type list, .* may be messages\[\]\.content: name", "messages"
+        )
+        refused(name, r"row 1: id is of type int|has no 'id", "id[].content")
 
 
 def test_a_name_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:

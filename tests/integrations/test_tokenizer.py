@@ -41,7 +41,7 @@ def assert_same(own: Tokenizer, theirs: Any, text: str) -> None:
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "ids"])
 @given(parts=st.lists(pieces))
 @example(parts=[TEXT])
 @settings(max_examples=40)
@@ -71,7 +71,7 @@ def test_what_has_no_id_is_refused(name: str) -> None:
         fast_tokenizer(OTHERS[name][0])("unheard")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "ids"])
 def test_batches_are_padded_outside_of_the_vocabulary(kind: str) -> None:
     own, theirs = both(kind)
     assert theirs.pad_token_id == own.vocab_size

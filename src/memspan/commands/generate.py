@@ -166,16 +166,15 @@ def _is_piped() -> bool:
 
 def _prompt(file: BinaryIO, prompt: str | None) -> Iterator[bytes]:
     """The file's text, then the prompt."""
-    from memspan.data.prepared import encoding_hint
-    from memspan.data.texts import encoding_of
+    from memspan.data.encodings import encoding_hint
     from memspan.data.tokenizers.base import bytes_of
     from memspan.training.terminal import counting
 
     n_bytes, total = 0, os.fstat(file.fileno()).st_size or None
     with counting("reading", "bytes") as show:
         while chunk := file.read(CHUNK):
-            if not n_bytes and (encoding := encoding_of(chunk)):
-                logging.getLogger("memspan").warning(encoding_hint("the prompt", encoding))
+            if not n_bytes and (hint := encoding_hint("the prompt", chunk)):
+                logging.getLogger("memspan").warning(hint)
             yield chunk
             n_bytes += len(chunk)
             show(n_bytes, total)

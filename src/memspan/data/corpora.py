@@ -10,14 +10,19 @@ import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from pathlib import Path
 from typing import Any
 
+from memspan.data.encodings import encoding_of
+from memspan.data.globs import find_matches
 from memspan.data.hugging_face import PREFIX, SPLITS, read_dataset
 from memspan.data.named import CORPORA
 from memspan.data.options import Texts, title
-from memspan.data.texts import Splits, Text, by_document, by_file, by_position, encoding_of
-from memspan.data.unpacked import MissingFieldError, documents_in, holds_records
+from memspan.data.records import MissingFieldError, holds_records
+from memspan.data.remarks import remarks_on_files, remarks_on_records
+from memspan.data.texts import Splits, Text, by_document, by_file, by_position
+from memspan.data.unpacked import NotTextError, documents_in
 from memspan.errors import MemspanError
 
 
@@ -30,9 +35,32 @@ class Corpus:
     """Its name, source and SHA-256."""
     skipped: tuple[str, ...] = ()
     """Files of a folder or glob that are left out, each with the reason."""
-    encoding: str | None = None
-    """The encoding that the text seems to have if it is not UTF-8: only the byte tokeniser can encode
-    it."""
+    remarks: tuple[str, ...] = ()
+    """Lines for the user about its files: encodings, line ends, records without text."""
+
+    @property
+    def holds_ids(self) -> bool:
+        """Whether any of it are token ids in place of text."""
+        return any(text.unit > 1 for documents in self.splits.values() for text in documents)
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file of a corpus."""
+
+    name: str
+    """Its path inside the folder or glob that was named."""
+    path: Path
+    documents: list[Text]
+
+
+@dataclass
+class _Reading:
+    """How a text is read, and what there is to say about it."""
+
+    field: str
+    skipped: list[str] = dataclass_field(default_factory=list)
+    remarks: list[str] = dataclass_field(default_factory=list)
 
 
 def load_corpus(texts: Texts, field: str = "text") -> Corpus:
@@ -49,11 +77,9 @@ def load_corpus(texts: Texts, field: str = "text") -> Corpus:
             text; a download that fails; records without the field; a package that is not installed; a
             text that is for training and for another split.
     """
+    reading = _Reading(field)
     try:
-        if isinstance(texts, str):
-            splits, skipped = _of_whole(texts, field)
-        else:
-            splits, skipped = _of_parts(texts, field)
+        splits = _of_whole(texts, reading) if isinstance(texts, str) else _of_parts(texts, reading)
         record = {"name": title(texts), "sha256": digest(splits)}
     except OSError as error:
         raise MemspanError(
@@ -63,8 +89,7 @@ def load_corpus(texts: Texts, field: str = "text") -> Corpus:
     if isinstance(texts, str) and texts in CORPORA:
         source = CORPORA[texts].source
         record |= {"url": source.url} if source else {"python": platform.python_version()}
-    first = next((text for documents in splits.values() for text in documents if len(text)), None)
-    return Corpus(splits, record, tuple(skipped), encoding_of(_start(first)) if first else None)
+    return Corpus(splits, record, tuple(reading.skipped), tuple(reading.remarks))
 
 
 def digest(splits: Splits) -> str:
@@ -110,7 +135,7 @@ def _is_there(name: str) -> bool:
     path = os.path.expanduser(name)
     if name in CORPORA or name.startswith(PREFIX):
         return True
-    return os.path.exists(path) or bool(glob.glob(path, recursive=True))
+    return os.path.exists(path) or any(find_matches(path))
 
 
 def _of_split(name: str) -> tuple[str, str]:
@@ -120,24 +145,24 @@ def _of_split(name: str) -> tuple[str, str]:
     return (name, "") if not source or (_is_there(name) and not hub) else (source, split)
 
 
-def _of_whole(name: str, field: str) -> tuple[Splits, list[str]]:
-    """A text with its own splits, or cut into splits, and what is left out of it."""
-    found = _own_splits(name, field)
+def _of_whole(name: str, reading: _Reading) -> Splits:
+    """A text with its own splits, or cut into splits."""
+    found = _own_splits(name, reading)
     if found is None:
-        contents, skipped = _read_files(name, field)
-        documents = [text for _, texts in contents for text in texts]
-        if len(contents) >= 20:
-            return by_file(contents), skipped
-        if any(holds_records(Path(file)) for file, _ in contents):
-            return by_document(documents), skipped
-        return by_position(documents), skipped
+        files = _read_files(name, reading)
+        documents = [text for file in files for text in file.documents]
+        if len(files) >= 20:
+            return by_file([(file.name, file.documents) for file in files])
+        if any(holds_records(file.path) for file in files):
+            return by_document(documents)
+        return by_position(documents)
     # Of several names of one split, the first that has text.
     used: dict[str, str] = {}
     for theirs, ours in SPLITS.items():
         if any(found.get(theirs, [])):
             used.setdefault(ours, theirs)
     splits = {ours: found[theirs] for ours, theirs in used.items()}
-    skipped = [
+    reading.skipped += [
         f"{split} ({'a split that is not used' if any(texts) else 'empty'})"
         for split, texts in found.items()
         if split not in used.values()
@@ -146,18 +171,23 @@ def _of_whole(name: str, field: str) -> tuple[Splits, list[str]]:
         raise MemspanError(
             f"{name} has no text in splits named {', '.join(SPLITS)}: rename one of its splits"
         )
-    return _with_validation(splits), skipped
+    return _with_validation(splits)
 
 
-def _own_splits(name: str, field: str) -> Splits | None:
+def _own_splits(name: str, reading: _Reading) -> Splits | None:
     """The documents of a named corpus or a data set by its own names of splits; None: it is neither."""
     if name in CORPORA:
         return CORPORA[name].read()
-    return read_dataset(name, field) if _is_dataset(name) else None
+    if not _is_dataset(name):
+        return None
+    splits = read_dataset(name, reading.field)
+    for split, documents in splits.items():
+        reading.remarks += remarks_on_records(f"{name}, {split}", documents)
+    return splits
 
 
-def _read_files(name: str, field: str) -> tuple[list[tuple[str, list[Text]]], list[str]]:
-    """The documents of each file in a file, folder or glob, and the files left out."""
+def _read_files(name: str, reading: _Reading) -> list[_File]:
+    """The documents of each file in a file, folder or glob."""
     if not name:
         # Path("") would be the current folder.
         raise MemspanError("no corpus is named: give a name, a file, a folder or a glob")
@@ -170,54 +200,74 @@ def _read_files(name: str, field: str) -> tuple[list[tuple[str, list[Text]]], li
         near = difflib.get_close_matches(name, CORPORA, n=1)
         hint = f"did you mean {near[0]}?" if near else f"named corpora are {', '.join(CORPORA)}"
         raise MemspanError(f"no corpus, file, folder or glob {name!r}: {hint}")
-    contents, skipped, refusals = [], [], []
+    files, refusals = [], []
+    reason: str | None
+    seen: dict[str, str] = {}
     for file, found in texts:
+        first = seen.setdefault(os.path.realpath(found), file)
         try:
-            documents = documents_in(found, field)
-            # A file that the user named is read as it is.
-            reason = None if path.is_file() else _why_not(documents)
-        except MissingFieldError as error:
+            if first != file:
+                reason = f"the same file as {first}"
+            else:
+                documents = documents_in(found, reading.field)
+                # A file that the user named is read as it is.
+                reason = None if path.is_file() else _why_not(documents)
+        except (MissingFieldError, NotTextError) as error:
             refusals.append(error)
-            reason = f"no field {field!r}"
+            reason = getattr(error, "reason", f"no field {reading.field!r}")
         if reason:
-            skipped.append(f"{file} ({reason})")
+            reading.skipped.append(f"{file} ({reason})")
         else:
-            contents.append((file, documents))
-    if refusals and not contents:
-        # Most likely all are tables, and the field is wrong.
+            files.append(_File(file, found, documents))
+    if refusals and not files:
+        # Most likely all are alike: tables, and the field is wrong.
         raise refusals[0]
-    if not any(len(text) for _, texts in contents for text in texts):
+    if not any(len(text) for file in files for text in file.documents):
         what = "is empty" if path.is_file() else "holds no text"
         raise MemspanError(f"{name} {what}: give a file or folder with text in it")
-    return contents, skipped
+    _remark(files, reading)
+    return files
 
 
-def _of_parts(texts: Mapping[str, str], field: str) -> tuple[Splits, list[str]]:
-    splits: Splits = {}
-    skipped: list[str] = []
-    for split, name in texts.items():
-        splits[split], left_out = _part(split, name, field)
-        skipped += left_out
-    # Such as a file of the folder to train on that is also named for another split.
-    trained = set(splits.get("train", []))
+def _remark(files: list[_File], reading: _Reading) -> None:
+    plain = []
+    for file in files:
+        if holds_records(file.path):
+            reading.remarks += remarks_on_records(str(file.path), file.documents)
+        else:
+            plain += [text for text in file.documents if text.unit == 1]
+    reading.remarks += remarks_on_files(plain)
+
+
+def _of_parts(texts: Mapping[str, str], reading: _Reading) -> Splits:
+    splits = {split: _part(split, name, reading) for split, name in texts.items()}
+    # Such as a file of the folder to train on that is also named for another split, or a link to it.
+    trained = {_place(text) for text in splits.get("train", [])}
     for split in splits.keys() - {"train"}:
-        if both := trained.intersection(splits[split]):
+        if both := next((text for text in splits[split] if _place(text) in trained), None):
             raise MemspanError(
-                f"{both.pop().source!s} is both in train, {texts['train']}, and in {split}, "
+                f"{both.name} is both in train, {texts['train']}, and in {split}, "
                 f"{texts[split]}: leave it out of one of them"
             )
-    return _with_validation(splits), skipped
+    return _with_validation(splits)
 
 
-def _part(split: str, name: str, field: str) -> tuple[list[Text], list[str]]:
+def _place(text: Text) -> tuple[object, ...]:
+    """Where a text's bytes are, by whatever name or link."""
+    if isinstance(text.source, bytes):
+        return text.source, text.start, text.stop
+    file = text.source.stat()
+    return file.st_dev, file.st_ino, text.start, text.stop
+
+
+def _part(split: str, name: str, reading: _Reading) -> list[Text]:
     """The documents of a text that is a whole split."""
     source, wanted = _of_split(name)
-    found = _own_splits(source, field)
+    found = _own_splits(source, reading)
     if found is None:
         if wanted and _is_there(source):
             raise MemspanError(f"{source} is there, but is not divided into splits: drop #{wanted}")
-        contents, skipped = _read_files(name, field)
-        return [text for _, texts in contents for text in texts], skipped
+        return [text for file in _read_files(name, reading) for text in file.documents]
     names = [wanted] if wanted else [n for n in found if SPLITS.get(n) == split]
     if not names and len(found) == 1:
         # Nothing to choose from.
@@ -230,7 +280,7 @@ def _part(split: str, name: str, field: str) -> tuple[list[Text], list[str]]:
         )
     if not any(found[chosen]):
         raise MemspanError(f"the split {chosen} of {source} is empty: choose another")
-    return found[chosen], []
+    return found[chosen]
 
 
 def _is_dataset(name: str) -> bool:
@@ -289,8 +339,8 @@ def _find_texts(path: Path) -> list[tuple[str, Path]]:
         return [(n.as_posix(), p) for n, p in found if not any(x.startswith(".") for x in n.parts)]
     if path.is_file():
         return [(path.name, path)]
-    found_by_glob = map(Path, sorted(glob.glob(str(path), recursive=True)))
     # Names are relative to the part before the pattern: a moved folder keeps its splits.
     fixed = itertools.takewhile(lambda part: not glob.has_magic(part), path.parts)
     root = Path(*fixed)
+    found_by_glob = map(Path, sorted(find_matches(str(path))))
     return [(p.relative_to(root).as_posix(), p) for p in found_by_glob if p.is_file()]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+from memspan.data.records import NAME_IT, ROWS, column_of, missing_field, record_text
 from memspan.data.texts import Text
-from memspan.data.unpacked import NAME_IT, ROWS, missing_field, record_bytes, unpacked
+from memspan.data.unpacked import unpacked
 from memspan.errors import MemspanError
 
 PREFIX = "hf:"
@@ -21,7 +23,9 @@ SPLITS = {
 }
 """Its names of splits to ours."""
 TEXT = ("string", "large_string", "string_view", "null")
-"""Its column types that may hold text. The last has no values, so its rows are refused."""
+"""Its column types that hold text. The last has no values, so its rows are empty."""
+NESTED = ("list", "dict")
+"""Types of columns that may hold text inside, by a path."""
 
 
 def read_dataset(name: str, field: str) -> dict[str, list[Text]]:
@@ -45,22 +49,24 @@ def read_dataset(name: str, field: str) -> dict[str, list[Text]]:
     for split, part in parts.items():
         # Its own fingerprint, which would show what has changed, is whatever its maker wrote there.
         key = ["datasets", os.path.abspath(name), split, field]
-        found[split] = unpacked(key, _documents(part, field, f"{name}, {split}"), again=True)
+        documents = _documents(part, field, f"{name}, {split}")
+        found[split] = unpacked(key, documents, Path(name), again=True)
     return found
 
 
 def _documents(part: Any, field: str, where: str) -> Iterator[bytes]:
-    if field not in part.column_names:
+    column = column_of(field, part.column_names)
+    if column not in part.column_names:
         raise missing_field(where, field, part.column_names)
     # Before a row is read, which would decode images and sounds.
-    kind = getattr(part.features[field], "dtype", "list")
-    if kind not in TEXT:
+    kind = getattr(part.features[column], "dtype", "list")
+    if column == field and kind not in (*TEXT, *NESTED):
         raise MemspanError(f"{where}: {field} is of type {kind}, not text: {NAME_IT}")
     number = 0
-    for rows in part.select_columns([field]).with_format(None).iter(ROWS):
-        for value in rows[field]:
+    for rows in part.select_columns([column]).with_format(None).iter(ROWS):
+        for value in rows[column]:
             number += 1
-            yield record_bytes(value, field, f"{where}, row {number:,}")
+            yield record_text({column: value}, field, f"{where}, row {number:,}", number == 1)
 
 
 def _load(datasets: Any, name: str) -> Any:

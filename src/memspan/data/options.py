@@ -13,17 +13,18 @@ import tyro
 from memspan.checks import at_least, check_types
 from memspan.errors import MemspanError
 
-TOKENIZERS = ("bytes", "characters", "words", "subwords")
+TOKENIZERS = ("bytes", "characters", "words", "subwords", "ids")
 """Kinds of tokenisers that are made from a text."""
 TOKENIZER_HELP = (
     "What a token is: bytes, characters, words or subwords (which need tokenizers), made from "
-    "the training text; or an existing tokenizer.json by its path: a run's, or one of the library "
-    "tokenizers, whatever its model. Words and characters outside the vocabulary become one unknown "
-    "token; a text that contains it, or that the tokeniser does not restore, is not scored in bits per "
-    "byte."
+    "the training text; ids, where the text is token ids (.npy, or decimal numbers); or an existing "
+    "tokenizer.json by its path: a run's, or one of the library tokenizers, whatever its model. Words "
+    "and characters outside the vocabulary become one unknown token; a text that contains it, or that "
+    "the tokeniser does not restore, is not scored in bits per byte."
 )
 FIELD_HELP = (
-    "Field or column that holds each record's text, in JSON Lines, CSV, Parquet and data sets."
+    "Field or column that holds each record's text, in JSON Lines, JSON, CSV, Parquet and data sets; "
+    "a.b is field b inside a, and messages[].content that of each record in a list."
 )
 DEFAULT_CORPUS = "two-plays"
 SPLITS = ("train", "validation", "test")
@@ -49,8 +50,9 @@ class DataConfig:
 
     corpus: str | None = None
     """A named corpus (see `memspan data list`); a file, a folder or a quoted glob of text, also
-    compressed (.gz); records with a text each in JSON Lines (.jsonl), CSV (.csv, .tsv, with column
-    names in the first line), both also compressed, or Parquet (which needs pyarrow); a folder that
+    compressed (.gz, .bz2, .xz, .zst, or a .zip with one file); records with a text each in JSON Lines
+    (.jsonl, .ndjson), JSON (.json), CSV (.csv, .tsv, with column names in the first line), all also
+    compressed, or Parquet (which needs pyarrow); token ids in an array of NumPy (.npy); a folder that
     Hugging Face's datasets saved, or hf:NAME, a data set on its hub (both need datasets). It is split
     for training, validation and test. -: standard input, for a new run, which is kept in a file
     beside the run's folder. None: two-plays, or what train names."""
@@ -63,7 +65,8 @@ class DataConfig:
     """A text for testing, as with `memspan evaluate --split test`; only with train."""
     tokenizer: Annotated[str, tyro.conf.arg(help=TOKENIZER_HELP)] = "bytes"
     vocab_size: int | None = None
-    """Largest vocabulary, for words and subwords (None: words 300,000, subwords 8,192)."""
+    """Largest vocabulary, for words and subwords (None: words 300,000, subwords 8,192); size of the
+    vocabulary, for ids (None: the largest id of the training split, and 1)."""
     document_reset: bool = False
     """Read every document by itself, in training and evaluation: nothing before its first token is
     visible, in the segment or in memory (off: memory is carried from document to document)."""
@@ -95,10 +98,10 @@ class DataConfig:
         if self.vocab_size is not None:
             at_least(2, self, "vocab_size")
             refuse_oversized_vocabulary(self.vocab_size)
-            if self.tokenizer not in ("words", "subwords"):
+            if self.tokenizer not in ("words", "subwords", "ids"):
                 raise MemspanError(
-                    f"vocab_size belongs to the tokenizers words and subwords, not {self.tokenizer}: "
-                    "drop one of them"
+                    f"vocab_size belongs to the tokenizers words, subwords and ids, not "
+                    f"{self.tokenizer}: drop one of them"
                 )
         # Control characters would reach the terminal; TOML cannot hold half a surrogate pair.
         names = {"corpus": self.corpus, **own, "field": self.field, "tokenizer": self.tokenizer}

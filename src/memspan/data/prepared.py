@@ -8,18 +8,23 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from memspan.data.corpora import Corpus, load_corpus
+from memspan.data.encodings import UNKNOWN, described, encoding_of
 from memspan.data.options import Texts
+from memspan.data.remarks import around
 from memspan.data.texts import Text
 from memspan.data.token_files import TokenFile, read_tokens, write_tokens
-from memspan.data.tokenizers.base import Tokenizer
+from memspan.data.tokenizers.base import NotUtf8Error, Tokenizer
 from memspan.data.tokenizers.registry import KINDS, load_tokenizer, read_tokenizer, train_tokenizer
 from memspan.errors import MemspanError, counted
 from memspan.files.disk import cache_folder
+
+Piece = TypeVar("Piece")
 
 
 @dataclass(frozen=True)
@@ -34,30 +39,26 @@ class TokenizedCorpus:
     def notices(self) -> list[str]:
         """Lines for the user: about files left out, a text that is not restored or not UTF-8."""
         lines: list[str] = []
-        skipped, encoding = self.corpus.skipped, self.corpus.encoding
+        skipped = self.corpus.skipped
         if skipped:
             shown = ", ".join(skipped[:5])
             more = f" and {len(skipped) - 5:,} more" if len(skipped) > 5 else ""
             are = "is" if len(skipped) == 1 else "are"
             lines.append(f"{counted(len(skipped), 'file')} {are} left out: {shown}{more}")
-        if altered := [name for name, split in self.splits.items() if split.altered]:
+        # Of ids, digits are all that is lost.
+        altered = [name for name, split in self.splits.items() if split.altered]
+        if altered and not self.corpus.holds_ids:
             lines.append(
                 f"the tokeniser does not restore the text of {', '.join(altered)} (its case, spaces or "
                 "rare characters are lost): bits per byte would be those of what it decodes to, and "
                 "are left out of scores"
             )
-        if encoding is not None:
-            lines.append(encoding_hint("the text", encoding))
-        return lines
-
-
-def encoding_hint(what: str, encoding: str) -> str:
-    """A line that says that ``what`` is not UTF-8, and how to convert it."""
-    convert = "UTF-16" if encoding == "UTF-16" else "LATIN1"
-    return (
-        f"{what} looks like {encoding}, not UTF-8, and its bytes are read as they are: if that is "
-        f"not meant, convert it first (iconv -f {convert} -t UTF-8 FILE)"
-    )
+        if spaced := [name for name, split in self.splits.items() if split.respaced]:
+            lines.append(
+                f"the words of {', '.join(spaced)} are parted by one space each: tabs, indentation and "
+                "further spaces are neither learned nor scored"
+            )
+        return [*lines, *self.corpus.remarks]
 
 
 def prepare(
@@ -85,6 +86,7 @@ def prepare(
     if with_tokenizer is None and kind.endswith(".json"):
         with_tokenizer = read_tokenizer(Path(os.path.expanduser(kind)))
     text = load_corpus(texts, field)
+    refuse_ids(text, with_tokenizer.kind if with_tokenizer else kind)
     if with_tokenizer is None:
         recipe = {"corpus": text.record["sha256"], "kind": kind, "vocab_size": vocab_size}
     else:
@@ -106,6 +108,15 @@ def prepare(
     return TokenizedCorpus(tokenizer, splits, text)
 
 
+def refuse_ids(text: Corpus, kind: str) -> None:
+    """Refuse ids in place of text, unless the tokeniser is of ids."""
+    if text.holds_ids and kind != "ids":
+        raise MemspanError(
+            f"{text.record['name']} holds ids, not text, and the tokeniser is {kind}: read them with "
+            "--data.tokenizer ids, in a run of its own"
+        )
+
+
 def _vocabulary(text: Corpus, kind: str, vocab_size: int | None, bar: Progress) -> Tokenizer:
     if "train" not in text.splits:
         raise MemspanError(f"{text.record['name']} has no text to train on: choose another corpus")
@@ -114,7 +125,7 @@ def _vocabulary(text: Corpus, kind: str, vocab_size: int | None, bar: Progress) 
     pieces = (
         piece
         for document in documents
-        for piece in KINDS[kind].pieces(_watched(document, bar, task))
+        for piece in _naming(document, KINDS[kind].pieces(_watched(document, bar, task)))
     )
     return train_tokenizer(kind, pieces, vocab_size)
 
@@ -125,10 +136,23 @@ def _tokenise(
     splits = {}
     for name, documents in text.splits.items():
         task = bar.add_task(f"tokenising {name}", total=sum(map(len, documents)))
-        pieces = (tokenizer.encoded(_watched(document, bar, task)) for document in documents)
+        pieces = (
+            _naming(document, tokenizer.encoded(_watched(document, bar, task)))
+            for document in documents
+        )
         splits[name] = write_tokens(folder / f"{name}.bin", pieces, tokenizer)
     tokenizer.save(folder)
     return splits
+
+
+def _naming(document: Text, pieces: Iterator[Piece]) -> Iterator[Piece]:
+    """The same pieces; a text that is not UTF-8 is named."""
+    try:
+        yield from pieces
+    except NotUtf8Error as error:
+        sample = around(document, error.position)
+        encoding = encoding_of(sample) or UNKNOWN
+        raise NotUtf8Error(error.position, *described(document.name, encoding, sample)) from None
 
 
 def _watched(document: Text, bar: Progress, task: TaskID) -> Iterator[bytes]:

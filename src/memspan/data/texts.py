@@ -3,10 +3,9 @@ their division into training, validation and test."""
 
 from __future__ import annotations
 
-import codecs
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from memspan.errors import MemspanError
@@ -22,6 +21,10 @@ class Text:
     source: Path | bytes
     start: int
     stop: int
+    origin: Path | None = field(default=None, compare=False)
+    """The file that was unpacked into ``source``, if any."""
+    unit: int = 1
+    """Bytes that no cut may divide: more than one for ids, see :mod:`memspan.data.id_arrays`."""
 
     @classmethod
     def of(cls, source: Path | bytes) -> Text:
@@ -34,7 +37,12 @@ class Text:
     def part(self, start: int, stop: int) -> Text:
         """Its bytes ``start`` to ``stop``, as in a slice."""
         low, high, _ = slice(start, stop).indices(len(self))
-        return Text(self.source, self.start + low, self.start + max(low, high))
+        return replace(self, start=self.start + low, stop=self.start + max(low, high))
+
+    @property
+    def name(self) -> str:
+        """The file's name in messages."""
+        return "the text" if isinstance(self.source, bytes) else str(self.origin or self.source)
 
     def read(self) -> bytes:
         """All of it."""
@@ -58,7 +66,7 @@ class Text:
                     yield chunk
         except OSError as error:
             raise MemspanError(
-                f"cannot read {self.source!s} ({error.strerror}): check its permissions"
+                f"cannot read {self.name} ({error.strerror}): check its permissions"
             ) from None
 
 
@@ -70,7 +78,12 @@ def by_file(files: list[tuple[str, list[Text]]]) -> Splits:
     """About 90/5/5 of the files, by a hash of their names."""
     splits: Splits = {"train": [], "validation": [], "test": []}
     for name, documents in files:
-        bucket = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % 20
+        bucket = (
+            int.from_bytes(
+                hashlib.sha256(name.encode(errors="surrogateescape")).digest()[:4], "big"
+            )
+            % 20
+        )
         splits[{0: "validation", 1: "test"}.get(bucket, "train")] += filter(len, documents)
     if all(splits.values()):
         return splits
@@ -108,36 +121,17 @@ def by_position(documents: list[Text]) -> Splits:
 
 
 def _character_start(document: Text, position: int) -> int:
-    """``position``, or up to three bytes later where a UTF-8 character begins."""
+    """``position``, or up to three bytes later where a UTF-8 character begins; the start of an id."""
     if position <= 0:
         # The document begins here, whatever its first byte is.
         return 0
     if position >= len(document):
         return len(document)
+    if document.unit > 1:
+        return position // document.unit * document.unit
     following = document.part(position, position + 4).read()
     for n, byte in enumerate(following):
         if byte & 0xC0 != 0x80:
             return position + n
     # No character is longer, so this is not UTF-8, unless the text ends before.
     return position if len(following) == 4 else len(document)
-
-
-def encoding_of(start: bytes) -> str | None:
-    """Guess the encoding of a text that is not UTF-8 from its first bytes; None: UTF-8, or no text.
-
-    Good enough for a hint: UTF-16 by its byte order mark or by the zeros beside Latin letters, an
-    encoding of one byte per character by bytes that UTF-8 cannot have.
-    """
-    if start.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return "UTF-16"
-    if b"\0" in start:
-        zeros = sorted(start[half::2].count(0) / max(len(start[half::2]), 1) for half in (0, 1))
-        return "UTF-16" if zeros[0] < 0.1 and zeros[1] > 0.4 else None
-    try:
-        # The first bytes may end inside a character.
-        codecs.getincrementaldecoder("utf-8")().decode(start)
-    except UnicodeDecodeError:
-        # No text has other control characters, whatever its encoding.
-        controls = set(range(32)) - set(b"\t\n\r\f")
-        return None if controls & set(start) else "Latin-1 or alike"
-    return None

@@ -39,6 +39,8 @@ class TokenFile:
     """SHA-256 of the ids."""
     altered: bool = False
     """Whether decoding does not restore the text, see :meth:`Tokenizer.alters`."""
+    respaced: bool = False
+    """Whether the space between its words is not restored, see :meth:`Tokenizer.respaces`."""
 
 
 def write_tokens(
@@ -52,9 +54,10 @@ def write_tokens(
         tokenizer: what made them.
     """
     sums, starts, n_tokens, n_bytes, altered = hashlib.sha256(), [], 0, 0, False
+    respaced = False
 
     def content() -> Iterator[bytes]:
-        nonlocal n_tokens, n_bytes, altered
+        nonlocal n_tokens, n_bytes, altered, respaced
         for document in documents:
             starts.append(n_tokens)
             for text, ids in document:
@@ -62,6 +65,7 @@ def write_tokens(
                 sums.update(piece)
                 n_tokens, n_bytes = n_tokens + len(ids), n_bytes + len(text)
                 altered = altered or tokenizer.alters(text, ids)
+                respaced = respaced or tokenizer.respaces(text)
                 yield piece
 
     write_atomically(path, content())
@@ -76,6 +80,7 @@ def write_tokens(
         "document_starts": starts,
         "sha256": sums.hexdigest(),
         "altered": altered,
+        "respaced": respaced,
     }
     header["header_sha256"] = _check(header)
     write_atomically(path.with_suffix(".json"), json.dumps(header).encode())
@@ -110,6 +115,7 @@ def read_tokens(path: Path) -> TokenFile:
             sha256=header["sha256"],
             # Older files are of tokenisers that restore every text.
             altered=bool(header.get("altered")),
+            respaced=bool(header.get("respaced")),
         )
     except FileNotFoundError as error:
         raise MemspanError(f"{error.filename} is missing: {remedy}") from None

@@ -23,11 +23,32 @@ COUNTED = 1 << 22
 """Ids compared at once: a corpus may be larger than memory."""
 
 
+class NotUtf8Error(MemspanError):
+    """A text is not UTF-8.
+
+    Args:
+        position: of its first byte that is not.
+        looks: the text, and what it is.
+        convert: how to convert it.
+    """
+
+    def __init__(
+        self, position: int, looks: str = "the text is not UTF-8", convert: str = "convert it"
+    ) -> None:
+        super().__init__(
+            f"{looks} (byte {position:,}): {convert}, or train with --data.tokenizer bytes"
+        )
+        self.position = position
+
+
 class Tokenizer(ABC):
     """Text as bytes to ids in ``[0, vocab_size)``, and back."""
 
     kind: ClassVar[str]
     """Its name in :data:`KINDS`."""
+
+    spaced: ClassVar[bool] = False
+    """Whether decoding puts a space between tokens."""
 
     unknown: int | None = None
     """The id of everything that the vocabulary lacks; None if it covers every text."""
@@ -78,6 +99,10 @@ class Tokenizer(ABC):
         of another text. For words, white space does not count."""
         return False
 
+    def respaces(self, text: bytes) -> bool:
+        """Whether decoding restores the text's words, but not the space between them."""
+        return False
+
     @abstractmethod
     def content(self) -> dict[str, object]:
         """The constructor's arguments in :func:`load_tokenizer`, as JSON values.
@@ -124,7 +149,7 @@ class StreamDecoder:
         """The text that ``token`` completes; it may be empty."""
         piece = self._tokenizer.decode([token])
         # decode() puts spaces only between the words of one call.
-        if self._tokenizer.kind == "words" and not self._first and piece != b"\n":
+        if self._tokenizer.spaced and not self._first and piece != b"\n":
             piece = b" " + piece
         self._first = piece == b"\n"
         return self._utf8.decode(piece)
@@ -144,10 +169,7 @@ def decoded(chunks: Iterable[bytes]) -> Iterator[str]:
         try:
             yield decoder.decode(chunk, final=not chunk)
         except UnicodeDecodeError as error:
-            raise MemspanError(
-                f"the text is not UTF-8 (byte {n_bytes - begun + error.start:,}): convert it, or train "
-                "with --data.tokenizer bytes"
-            ) from None
+            raise NotUtf8Error(n_bytes - begun + error.start) from None
         n_bytes += len(chunk)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from memspan.data.options import refuse_oversized_vocabulary
 from memspan.data.tokenizers.base import Tokenizer, decoded, utf8
+from memspan.errors import MemspanError
 
 UNKNOWN = "<unk>"
 END_OF_LINE = "<eos>"
@@ -113,6 +116,7 @@ class WordTokenizer(Tokenizer):
     """
 
     kind = "words"
+    spaced = True
 
     def __init__(self, words: list[str], lower_case: bool = False) -> None:
         # Refuses half of a surrogate pair, and what is not text.
@@ -143,8 +147,67 @@ class WordTokenizer(Tokenizer):
         lines = " ".join("\n" if w == END_OF_LINE else w for w in words)
         return lines.replace(" \n ", "\n").replace(" \n", "\n").replace("\n ", "\n").encode()
 
+    def respaces(self, text: bytes) -> bool:
+        return re.search(rb"[\t\f\v]|  ", text) is not None
+
     def content(self) -> dict[str, object]:
         return {"words": self.words} | ({"lower_case": True} if self.lower_case else {})
+
+
+class IdTokenizer(Tokenizer):
+    """Ids as decimal numbers between white space, for corpora of ids from elsewhere.
+
+    Decoding writes a space between them, and no line breaks.
+
+    Args:
+        vocab_size: ids are below it.
+    """
+
+    kind = "ids"
+    spaced = True
+
+    def __init__(self, vocab_size: int) -> None:
+        refuse_oversized_vocabulary(vocab_size)
+        if vocab_size < 2:
+            raise ValueError("it has fewer than two ids")
+        self._vocab_size = vocab_size
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    def encode(self, text: bytes) -> np.ndarray:
+        ids = ids_of(text)
+        if len(ids) and ids.max() >= self.vocab_size:
+            raise MemspanError(
+                f"{ids.max():,} is not an id below {self.vocab_size:,}: give ids of this vocabulary, "
+                "or train with a larger --data.vocab-size"
+            )
+        return ids.astype(self.dtype)
+
+    def decode(self, ids: Iterable[int] | np.ndarray) -> bytes:
+        return " ".join(map(str, ids)).encode()
+
+    @property
+    def opening(self) -> bytes:
+        return b"0"
+
+    def alters(self, text: bytes, ids: np.ndarray) -> bool:
+        # Nobody compares bits per byte of digits.
+        return True
+
+    def content(self) -> dict[str, object]:
+        return {"vocab_size": self.vocab_size}
+
+
+def ids_of(text: bytes) -> np.ndarray:
+    """The numbers in a text, int64, 1-D."""
+    words = np.array(text.split(), dtype=bytes)
+    wrong = ~np.char.isdigit(words) | (np.char.str_len(words) > 8)
+    if wrong.any():
+        word = words[wrong.argmax()][:60].decode(errors="replace")
+        raise MemspanError(f"{word!r} is not an id: give decimal numbers with spaces between them")
+    return words.astype(np.int64)
 
 
 def split_words(text: str) -> Iterable[str]:

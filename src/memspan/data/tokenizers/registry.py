@@ -18,6 +18,7 @@ KINDS: dict[str, type[Tokenizer]] = {
     "bytes": plain.ByteTokenizer,
     "characters": plain.CharacterTokenizer,
     "words": plain.WordTokenizer,
+    "ids": plain.IdTokenizer,
     "subwords": library.SubwordTokenizer,
     "library": library.LibraryTokenizer,
 }
@@ -34,7 +35,8 @@ def train_tokenizer(
         kind: see :data:`KINDS`.
         documents: the text; a long document may come in :meth:`Tokenizer.pieces`. Its distinct
             characters or words are held in memory.
-        vocab_size: maximum number of ids, for words and sub-words.
+        vocab_size: maximum number of ids, for words and sub-words; their number, for ids (None: the
+            largest, and 1).
 
     Raises:
         MemspanError: text that is not UTF-8 where characters are needed; a missing extra; a
@@ -59,6 +61,9 @@ def train_tokenizer(
             {*counts, *special}, key=lambda word: (word not in special, -counts[word], word)
         )[: max(vocab_size or 300_000, len(special))]
         return plain.WordTokenizer(sorted(ranked, key=lambda word: (-counts[word], word)))
+    if kind == "ids":
+        largest = (int(plain.ids_of(document).max(initial=0)) for document in documents)
+        return plain.IdTokenizer(vocab_size or max(largest, default=0) + 1)
     return library.train_subwords(documents, vocab_size)
 
 
