@@ -197,6 +197,22 @@ def test_logits_and_gradients(model_type: str) -> None:
     handle.remove()
 
 
+def test_gradients_of_gradients_are_refused() -> None:
+    """They were dropped in silence."""
+    model = made()
+    layer = mixer(model)
+    weights = list(layer.parameters())
+    x = torch.randn(2, 9, model.config.hidden_size)
+
+    def hessian_vector() -> Any:
+        first = torch.autograd.grad(layer(x).sin().sum(), weights, create_graph=True)
+        return torch.autograd.grad(sum(g.sum() for g in first), weights)
+
+    with accelerate(model), pytest.raises(MemspanError, match=r"create_graph.*undo accelerate\(\)"):
+        hessian_vector()
+    assert max(float(g.abs().max()) for g in hessian_vector()) > 0
+
+
 def change(model: Any) -> None:
     """A subclass, a module in place of another, and hooks of every kind."""
     layer = mixer(model)

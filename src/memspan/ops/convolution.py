@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from memspan.errors import MemspanError
+from memspan.ops.first_derivatives import apply, first_derivatives_only
 from memspan.ops.implementations import Implementation, check_shape, check_together, choose
 
 CACHE_BYTES = 1 << 18
@@ -73,8 +73,7 @@ def _reference(inputs: _Inputs) -> Tensor:
 
 def _by_tap(inputs: _Inputs) -> Tensor:
     """One product per weight, all of a few tokens at a time."""
-    apply: Any = _ByTap.apply
-    y: Tensor = apply(inputs.x, inputs.weight)
+    y: Tensor = apply(_ByTap, inputs.x, inputs.weight)
     return y
 
 
@@ -89,7 +88,7 @@ class _ByTap(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only
     def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor, Tensor]:
         x, weight = ctx.saved_tensors
         taps = weight.T.contiguous()

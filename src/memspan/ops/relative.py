@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from memspan.errors import MemspanError
+from memspan.ops.first_derivatives import apply, first_derivatives_only, refuse_transforms
 from memspan.ops.implementations import Implementation, check_shape, check_together, choose
 
 CACHE_BYTES = 2 << 20
@@ -303,7 +303,7 @@ class _FusedRelativeAttention(torch.autograd.Function):
         return out.view(n_heads, batch, n_queries, width)
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, keys, weights, not_dropped, out = ctx.saved_tensors
         n_heads, batch, n_queries, length, width = ctx.shape
@@ -348,14 +348,15 @@ def _fused(inputs: _Inputs) -> Tensor:
     ) -> Tensor:
         keys, scores = _farthest_first(keys, scores)
         q, k, v = (t.transpose(0, 1) for t in (q, k, v))
-        apply: Any = _FusedRelativeAttention.apply
-        out = apply(q, k, v, keys, scores, additive_mask, inputs.dropout, inputs.received)
+        given = (q, k, v, keys, scores, additive_mask, inputs.dropout, inputs.received)
+        out: Tensor = apply(_FusedRelativeAttention, *given)
         return out.transpose(0, 1)
 
     return _by_heads(inputs, run)
 
 
 def _sdpa(inputs: _Inputs) -> Tensor:
+    refuse_transforms(inputs.q, inputs.k, inputs.v, *inputs.positions[:4])
     return _by_heads(inputs, _sdpa_of_heads)
 
 

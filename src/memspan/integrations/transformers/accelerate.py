@@ -51,8 +51,9 @@ class Acceleration:
 def accelerate(model: nn.Module) -> Acceleration:
     """Put our operations into the gated-delta layers of a model of transformers on a CPU.
 
-    Logits and gradients stay what they were, to rounding. State dicts, hooks, adapters and caches are
-    not touched. Accelerating a model, or a copy of one, again changes nothing.
+    Logits and gradients stay what they were, to rounding; gradients of gradients are refused. State
+    dicts, hooks, adapters and caches are not touched. Accelerating a model, or a copy of one, again
+    changes nothing.
 
     Args:
         model: with layers of Qwen3-Next, Qwen3.5 or OLMo Hybrid, wrapped by PEFT or not.

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from memspan.nn import attention
+from memspan.ops.first_derivatives import sdpa
 from memspan.ops.relative import sdpa_is_fast
 
 # ----- Layout
@@ -157,7 +158,7 @@ def attention_reconstruction(
             attention; any other, or None: torch's where it is fast.
     """
     torchs = implementation == "sdpa" or (implementation != "reference" and sdpa_is_fast(q))
-    attend = F.scaled_dot_product_attention if torchs else attention
+    attend = sdpa if torchs else attention
     some = valid.any(1)
     # A row without any attends to everything, and its error is dropped: all -inf would give NaN.
     attended = valid | ~some[:, None]

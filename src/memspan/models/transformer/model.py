@@ -24,6 +24,7 @@ from memspan.models.segments import Padding, count_after, documents_of
 from memspan.models.sizes import refuse_oversized
 from memspan.models.transformer.config import TransformerConfig
 from memspan.nn import FeedForward, attention, dropout_layer, in_use, sinusoids, where_in_use
+from memspan.ops.first_derivatives import sdpa
 from memspan.ops.implementations import refuse_unknown_implementation
 
 
@@ -42,7 +43,7 @@ class TransformerLayer(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor, codes: Tensor, plain: bool) -> Tensor:
         """Read ``x [B, T, D]``; ``mask [B or 1, T, T]``; ``codes [T, K]``: sines, then cosines."""
-        z, attend = self.attention_norm(x), attention if plain else F.scaled_dot_product_attention
+        z, attend = self.attention_norm(x), attention if plain else sdpa
         q, k, v = (
             f(z).unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
             for f in (self.query, self.key, self.value)

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from memspan.ops.fast_weights.rules import RuleInputs
+from memspan.ops.first_derivatives import apply, first_derivatives_only
 
 CACHE_BYTES = 1 << 20
 """On a CPU, as many chunks are processed at once as have memories of this size in total."""
@@ -45,8 +45,8 @@ def run(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
         q, k = inputs.features(q), inputs.features(k)
         if not strengths:
             return _sum_rule(q, k, v, weights)
-        apply: Any = _DeltaRule.apply
-        return apply(weights, q, k, v, *strengths)
+        y, after = apply(_DeltaRule, weights, q, k, v, *strengths)
+        return y, after
 
     weights, outputs = inputs.weights.flatten(0, 1), []
     # Split once: the backward of slices would write a gradient of the full length for each.
@@ -136,7 +136,7 @@ class _DeltaRule(torch.autograd.Function):
         return y, weights
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only
     def backward(ctx: Any, d_y: Tensor, d_weights: Tensor) -> tuple[Tensor | None, ...]:
         # Backward may be called under autocast, whatever forward was.
         with torch.autocast(d_y.device.type, enabled=False):

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.autograd.function import once_differentiable
 
 from memspan.ops.fast_weights.feature_maps import DPFP
 from memspan.ops.fast_weights.rules import RuleInputs
+from memspan.ops.first_derivatives import apply, first_derivatives_only
 from memspan.ops.native import compiler
 from memspan.ops.native.stack import ROWS_AT_ONCE, PackedStack, Stack
 from memspan.ops.native.threads import in_shares
@@ -59,8 +59,7 @@ def run(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
         save_every = SAVE_EVERY_RECOMPUTING
     tensors = [q, k, inputs.v, inputs.weights]
     tensors += [x for x in (inputs.beta, inputs.log_decay) if x is not None]
-    apply: Any = _Rule.apply
-    y, after = apply((nu, epsilon, save_every), *tensors)
+    y, after = apply(_Rule, (nu, epsilon, save_every), *tensors)
     return y, after
 
 
@@ -143,7 +142,7 @@ class _Rule(torch.autograd.Function):
         return y, after
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only
     def backward(ctx: Any, d_y: Tensor | None, d_after: Tensor | None) -> tuple[Tensor | None, ...]:
         *given, errors, saved = ctx.saved_tensors
         q, k, v, before, *strengths = given

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from memspan.errors import MemspanError
+from memspan.ops.first_derivatives import apply, first_derivatives_only
 from memspan.ops.implementations import check_together
 
 FAVOR_FLOOR = 1e-4
@@ -50,8 +50,8 @@ def dpfp(x: Tensor, nu: int = 1, epsilon: float | None = None) -> Tensor:
     DPFP(nu).width(x.shape[-1])
     if not (torch.is_grad_enabled() and x.requires_grad):
         return _dpfp(x, nu, epsilon)[0]
-    apply: Any = _DPFP.apply
-    return apply(x, nu, epsilon)
+    features: Tensor = apply(_DPFP, x, nu, epsilon)
+    return features
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class _DPFP(torch.autograd.Function):
         return features
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, sums, features = ctx.saved_tensors
         if sums is not None:

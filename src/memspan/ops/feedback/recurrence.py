@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.library import custom_op
 
 from memspan.devices import can_look
@@ -30,6 +29,7 @@ from memspan.ops.feedback.buffers import (
     new_gradients,
 )
 from memspan.ops.feedback.dropout import NO_DROPOUT, Dropout
+from memspan.ops.first_derivatives import apply, first_derivatives_only
 from memspan.ops.implementations import Implementation, check_together, choose
 
 IMPLEMENTATIONS: dict[str, Implementation[Tensor, ModuleType]] = {
@@ -95,8 +95,7 @@ def feedback_recurrence(
             out, vectors = _operation(tensors, names, *options, implementation)
         else:
             loops = choose(IMPLEMENTATIONS, implementation, x)(x)
-            apply: Any = _Recurrence.apply
-            out, vectors = apply(loops, options, names, *tensors)
+            out, vectors = apply(_Recurrence, loops, options, names, *tensors)
     return out.transpose(0, 1), vectors.transpose(0, 1)
 
 
@@ -150,7 +149,7 @@ class _Recurrence(torch.autograd.Function):
         return b["streams"][-1].clone(), b["vectors"].clone()
 
     @staticmethod
-    @once_differentiable
+    @first_derivatives_only
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         b = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
         gradients = _backward(ctx.loops, ctx.options, b, *upstream)

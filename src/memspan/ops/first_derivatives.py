@@ -1,0 +1,88 @@
+"""The limit of fast paths: ``backward()`` once. Anything else is refused, never silently wrong.
+
+A backward pass written by hand has no derivative of its own. Where a graph of it is asked for
+(``create_graph=True``), it raises before it computes anything: an error that waited in that graph could
+be pruned from it, or never be recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function, forward_ad
+
+from memspan.errors import MemspanError
+
+Gradients = tuple[Tensor | None, ...]
+Backward = Callable[..., Gradients]
+
+
+def first_derivatives_only(backward: Backward) -> Backward:
+    """Decorate the ``backward`` of an autograd function: it raises :class:`MemspanError` where a graph
+    of it or a batch of gradients is asked for."""
+
+    @wraps(backward)
+    def once(ctx: Any, *upstream: Tensor | None) -> Gradients:
+        if torch.compiler.is_compiling():
+            # Its own autograd has first derivatives only, and records them unless told otherwise.
+            with torch.no_grad():
+                return backward(ctx, *upstream)
+        _refuse_a_graph(upstream)
+        return backward(ctx, *upstream)
+
+    return once
+
+
+def apply(function: type[Function], *given: Any) -> Any:
+    """``function.apply(*given)``, after :func:`refuse_transforms`."""
+    refuse_transforms(*given)
+    return function.apply(*given)
+
+
+def refuse_transforms(*given: Any) -> None:
+    """Raise :class:`MemspanError` within a transform of ``torch.func``, or where one of the tensors has
+    a tangent of forward mode."""
+    if torch.compiler.is_compiling():
+        return
+    if torch._C._are_functorch_transforms_active():
+        raise MemspanError(_without("transforms of torch.func"))
+    if forward_ad._current_level >= 0 and any(map(_has_tangent, given)):
+        raise MemspanError(_without("forward mode"))
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: float = 0.0) -> Tensor:
+    """Torch's ``scaled_dot_product_attention``; its fused kernels have first derivatives only, too."""
+    y = F.scaled_dot_product_attention(q, k, v, mask, dropout)
+    node = None if torch.compiler.is_compiling() else y.grad_fn
+    # Its plain form is made of several functions, the last of which is another.
+    if node is not None and node.name().startswith("ScaledDotProduct"):
+        node.register_prehook(_refuse_a_graph)
+    return y
+
+
+def _refuse_a_graph(upstream: Gradients) -> None:
+    if torch.is_grad_enabled():
+        raise MemspanError(_without("gradients of gradients (create_graph=True)"))
+    if any(g is not None and _is_batched(g) for g in upstream):
+        raise MemspanError(_without("batches of gradients (is_grads_batched, vectorize)"))
+
+
+def _is_batched(x: Tensor) -> bool:
+    functorch = torch._C._functorch
+    return functorch.is_batchedtensor(x) or functorch.is_legacy_batchedtensor(x)
+
+
+def _has_tangent(x: object) -> bool:
+    return isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None
+
+
+def _without(what: str) -> str:
+    return (
+        f"fast implementations have no {what}: pass implementation='reference' to the operation or the "
+        "model, call DPFP(...).reference in place of dpfp, or undo accelerate()"
+    )
