@@ -8,11 +8,15 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import platformdirs
 import pytest
 
 from memspan.data import download
 from memspan.data.download import Source
+from memspan.data.named import ENWIK8
+from memspan.data.prepared import prepare
 from memspan.errors import MemspanError
+from memspan.files.disk import write_atomically
 
 pytestmark = pytest.mark.hardening
 CONTENT = bytes(range(256)) * 2000
@@ -123,3 +127,31 @@ def test_a_file_put_by_hand_needs_no_network_but_must_be_the_one(folder: Path) -
     (folder / "file").write_bytes(b"something else")
     with pytest.raises(MemspanError, match="wrong SHA-256: delete it"):
         nowhere.fetch()
+
+
+def test_a_user_without_a_home_is_told_where_to_put_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in containers that run under any number."""
+    monkeypatch.delenv("MEMSPAN_CACHE", raising=False)
+    monkeypatch.setattr(platformdirs, "user_cache_dir", _no_home)
+    text = tmp_path / "t.txt"
+    text.write_text("text " * 100)
+    with pytest.raises(MemspanError, match="this user has no home: set MEMSPAN_CACHE to a folder"):
+        prepare(str(text), "bytes")
+
+
+def _no_home(name: str) -> str:
+    raise RuntimeError("could not determine the home directory")
+
+
+def test_a_cache_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("text " * 100)
+    monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "file/cache"))
+    for read in (lambda: prepare(str(tmp_path / "file"), "bytes"), ENWIK8.fetch):
+        with pytest.raises(MemspanError, match=r"cannot write .*: .*set MEMSPAN_CACHE to a folder"):
+            read()
+    with pytest.raises(MemspanError, match="free some space or choose another folder"):
+        write_atomically(tmp_path / "file/other", b"")

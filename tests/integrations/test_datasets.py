@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import socket
 import sys
+import time
+import urllib.request
 from pathlib import Path
 
 import datasets
@@ -12,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from memspan.data import hugging_face
 from memspan.data.corpora import load_corpus, located, missing
 from memspan.errors import MemspanError
 
@@ -118,9 +122,25 @@ def test_a_name_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with monkeypatch.context() as patched:
         patched.setattr(datasets, "load_dataset", found)
+        patched.setattr(hugging_face, "_resolves", lambda host: True)
         assert documents("hf:me/ducks:small")["train"][:500] == TEXTS[:500]
         assert asked == [("me/ducks", "small")]
         refused("hf:me/ducks", r"cannot load me/ducks from the hub \(no network\)")
     # No network: what to put where.
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     refused("hf:me/ducks", r"load_dataset\('me/ducks'\)\.save_to_disk")
+
+
+def test_without_a_network_nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The libraries would ask five times more, after 1, 2, 4, 8 and 8 seconds."""
+    monkeypatch.setattr(socket, "getaddrinfo", _unresolved)
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it waits"))
+    monkeypatch.setattr(urllib.request, "getproxies", dict)
+    refused(
+        "hf:me/ducks", r"cannot load me/ducks from the hub \(there is no network: huggingface\.co "
+    )
+    assert not datasets.config.HF_HUB_OFFLINE
+
+
+def _unresolved(*arguments: object, **options: object) -> None:
+    raise socket.gaierror(-2, "Name or service not known")

@@ -50,6 +50,13 @@ class Source:
         part = path.with_name(path.name + ".part")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            if not os.access(path.parent, os.W_OK):
+                raise PermissionError(0, "it is read-only")
+        except OSError as error:
+            raise MemspanError(
+                f"cannot write {part} ({error.strerror}): set MEMSPAN_CACHE to a folder of your own"
+            ) from None
+        try:
             _download(url, part, self.limit)
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", None) or error

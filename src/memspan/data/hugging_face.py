@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
+import urllib.parse
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,7 +78,10 @@ def _load(datasets: Any, name: str) -> Any:
     arguments = [path, configuration] if configuration else [path]
     on_hub = name.startswith(PREFIX)
     try:
-        return datasets.load_dataset(*arguments) if on_hub else datasets.load_from_disk(name)
+        if not on_hub:
+            return datasets.load_from_disk(name)
+        with _offline_unless_reachable(datasets):
+            return datasets.load_dataset(*arguments)
     except Exception as error:
         # The library raises what its many parts raise; for the hub, usually the network is missing.
         reason = str(error)[:200]
@@ -88,3 +95,33 @@ def _load(datasets: Any, name: str) -> Any:
             f"datasets.load_dataset({call}).save_to_disk('FOLDER') in Python, then give that "
             "folder as the corpus"
         ) from None
+
+
+@contextlib.contextmanager
+def _offline_unless_reachable(datasets: Any) -> Iterator[None]:
+    """Have the libraries take what is in their own caches where the hub's name does not resolve: they
+    would ask five times more, waiting longer each time."""
+    from huggingface_hub import constants
+
+    host = urllib.parse.urlsplit(constants.ENDPOINT).hostname
+    if urllib.request.getproxies() or _resolves(host):
+        yield
+        return
+    switches = ((constants, "HF_HUB_OFFLINE"), (datasets.config, "HF_HUB_OFFLINE"))
+    before = [getattr(module, name) for module, name in switches]
+    try:
+        for module, name in switches:
+            setattr(module, name, True)
+        yield
+    except Exception as error:
+        raise ConnectionError(f"there is no network: {host} is not found") from error
+    finally:
+        for (module, name), value in zip(switches, before, strict=True):
+            setattr(module, name, value)
+
+
+def _resolves(host: str | None) -> bool:
+    try:
+        return bool(socket.getaddrinfo(host, 443))
+    except OSError:
+        return False

@@ -50,10 +50,10 @@ def write_atomically(path: Path, content: bytes | Iterable[bytes | memoryview]) 
             temporary.unlink(missing_ok=True)
         if not isinstance(error, OSError):
             raise
-        raise MemspanError(
-            f"cannot write {path} ({error.strerror}): free some space or choose another folder; "
-            "what was there before is untouched"
-        ) from None
+        remedy = "free some space or choose another folder; what was there before is untouched"
+        if _is_cached(path):
+            remedy = "free some space, or set MEMSPAN_CACHE to a folder of your own"
+        raise MemspanError(f"cannot write {path} ({error.strerror}): {remedy}") from None
 
 
 def link_atomically(source: Path, path: Path) -> None:
@@ -171,7 +171,23 @@ def cache_folder() -> Path:
     """The folder of downloads, tokenised corpora and compiled loops, all of which can be made again.
 
     ``MEMSPAN_CACHE`` names it; otherwise it is in the system's own cache folder.
+
+    Raises:
+        MemspanError: the user has no home, as in a container that runs under any number.
     """
     import platformdirs
 
-    return Path(os.environ.get("MEMSPAN_CACHE") or platformdirs.user_cache_dir("memspan"))
+    try:
+        return Path(os.environ.get("MEMSPAN_CACHE") or platformdirs.user_cache_dir("memspan"))
+    except RuntimeError:
+        raise MemspanError(
+            "there is no folder for the cache, since this user has no home: set MEMSPAN_CACHE to a "
+            "folder of your own"
+        ) from None
+
+
+def _is_cached(path: Path) -> bool:
+    """Whether a file is in the cache."""
+    with contextlib.suppress(MemspanError):
+        return path.absolute().is_relative_to(cache_folder().absolute())
+    return False
