@@ -6,13 +6,14 @@ import dataclasses
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Generic, Self, TypeVar, cast
+from typing import IO, Any, Generic, Self, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from memspan.errors import MemspanError, counted
-from memspan.files.tensors import load_tensors, read_header, save_tensors
+from memspan.files.tensors import load_tensors, named, read_header, save_tensors, write_tensors
 from memspan.trees import LayerMemory, check_like, described, form, per_row, row_mask, to_device
 
 M = TypeVar("M", bound="Memory")
@@ -70,24 +71,39 @@ class Memory(LayerMemory):
             },
         )
 
-    def save(self, path: str | Path, fingerprint: str) -> None:
+    def save(self, path: str | Path | IO[bytes], fingerprint: str) -> None:
         """Write as safetensors. ``fingerprint``: the model's, ``model.fingerprint()``.
+
+        Args:
+            path: a path, or a file object that is open for writing bytes, such as ``io.BytesIO()``.
 
         Raises:
             MemspanError: ``path`` holds something other than a memory, or cannot be written.
         """
-        refuse_to_overwrite(Path(path), memories=False)
         header = {"kind": type(self).__name__, "fingerprint": fingerprint}
+        if not isinstance(path, str | os.PathLike):
+            write_tensors(path, self.tensors(), header)
+            return
+        refuse_to_overwrite(Path(path), memories=False)
         save_tensors(Path(path), self.tensors(), header)
 
     @classmethod
-    def load(cls, path: str | Path, fingerprint: str, like: Memory | None = None) -> Self:
-        """Read what :meth:`save` wrote. ``like``: one of the model's memories, for its sizes.
+    def load(
+        cls, path: str | Path | IO[bytes], fingerprint: str, like: Memory | None = None
+    ) -> Self:
+        """Read what :meth:`save` wrote.
+
+        Args:
+            path: a path, or a file object, which is read to its end.
+            like: one of the model's memories, for its sizes; if it has no rows, the file may
+                have any number of them.
 
         Raises:
             MemspanError: the file is missing or damaged, is not a memory, or belongs to another model.
         """
-        tensors, header = load_tensors(Path(path))
+        source = source_of(path)
+        tensors, header = load_tensors(source)
+        path = named(source)
         if "kind" not in header or "fingerprint" not in header:
             raise MemspanError(f"{path} is not a memory file: give one that --save-memory wrote")
         if header["kind"] != cls.__name__:
@@ -108,7 +124,7 @@ class Memory(LayerMemory):
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor], like: Memory | None = None) -> Self:
         """The inverse of :meth:`tensors`; refuses other fields, other sizes than those of ``like``, and
-        impossible counts."""
+        impossible counts. If ``like`` has no rows, there may be any number of them."""
         if set(tensors) != {f.name for f in dataclasses.fields(cls)}:
             raise MemspanError(
                 f"a {cls.__name__} has other fields than {sorted(tensors)}: load a file that "
@@ -118,7 +134,7 @@ class Memory(LayerMemory):
         if like is None:
             memory._count("tokens_seen", MOST_TOKENS)
         else:
-            check_like(memory, like, like.batch_size)
+            check_like(memory, like, like.batch_size or None)
             memory.counts()
         return memory
 
@@ -168,6 +184,14 @@ def concatenate(memories: Iterable[M]) -> M:
     )
 
 
+def _batch(memories: Any, **_: Any) -> Any:
+    return concatenate(memories)
+
+
+default_collate_fn_map[LayerMemory] = _batch
+"""How ``torch.utils.data.default_collate``, and with it a ``DataLoader``, makes a batch of memories."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Rows(Generic[M]):
     """The rows of a memory, whatever they hold: their numbers, and what may replace them."""
@@ -208,6 +232,18 @@ class Rows(Generic[M]):
         check_like(memory, self.like, len(found))
         memory.counts()
         return found, cast(M, memory)
+
+
+def source_of(path: str | Path | IO[bytes]) -> Path | IO[bytes]:
+    """A path, or a file object; anything else is refused."""
+    if isinstance(path, str | os.PathLike):
+        return Path(path)
+    if not hasattr(path, "read"):
+        raise MemspanError(
+            f"a memory is loaded from a path or a file object, not from {described(path)}: for bytes, "
+            "give io.BytesIO(content)"
+        )
+    return path
 
 
 def refuse_to_overwrite(path: Path, *, memories: bool) -> None:

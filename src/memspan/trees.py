@@ -3,30 +3,38 @@
 
 from __future__ import annotations
 
+import importlib
 import reprlib
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
+from torch.serialization import add_safe_globals
 from torch.utils import _pytree as pytree
 
 from memspan.errors import MemspanError, counted
 
 T = TypeVar("T", bound=type)
+L = TypeVar("L", bound="LayerMemory")
 
 
 def tree(kind: T) -> T:
-    """Register a dataclass: its fields are the leaves, or trees themselves. A decorator."""
+    """Register a dataclass: its fields are the leaves, or trees themselves. A decorator.
 
-    def flatten(value: Any) -> tuple[list[Any], tuple[str, ...]]:
+    ``torch.load`` accepts it without being told to.
+    """
+
+    def flatten(value: Any) -> tuple[list[Any], list[str]]:
         # "compressed_length" before "compressed": torch.export puts the leaves' names in its checks by
-        # replacing one after the other, wherever they occur.
-        names = tuple(sorted((field.name for field in fields(value)), reverse=True))
+        # replacing one after the other, wherever they occur. A list, as JSON gives it back: a saved
+        # export compares it with what it is called with.
+        names = sorted((field.name for field in fields(value)), reverse=True)
         return [getattr(value, name) for name in names], names
 
-    def with_keys(value: Any) -> tuple[list[tuple[pytree.KeyEntry, Any]], tuple[str, ...]]:
+    def with_keys(value: Any) -> tuple[list[tuple[pytree.KeyEntry, Any]], list[str]]:
         leaves, names = flatten(value)
         return [(pytree.GetAttrKey(n), x) for n, x in zip(names, leaves, strict=True)], names
 
@@ -44,6 +52,7 @@ def tree(kind: T) -> T:
         serialized_type_name=f"{kind.__module__}.{kind.__qualname__}",
         flatten_with_keys_fn=with_keys,
     )
+    add_safe_globals([kind])
     return kind
 
 
@@ -65,10 +74,40 @@ class LayerMemory:
 
     Every field has the batch first, a fixed size, and all-zero rows where nothing was read. None of the
     operations changes the memory it is called on: to branch a stream, keep the old value.
+
+    Two memories are equal if they are of one class and their tensors have the same values, types,
+    sizes and devices. As the values may change in place, a memory has no hash.
     """
 
     def __init_subclass__(cls) -> None:
+        # Dataclasses would make their own, which compare tuples of tensors and hash their addresses.
+        cls.__eq__ = LayerMemory.__eq__  # type: ignore[method-assign]
+        cls.__hash__ = LayerMemory.__hash__  # type: ignore[method-assign]
         tree(cls)
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        theirs = other.tensors()  # type: ignore[attr-defined]
+        return all(_equal(tensor, theirs[name]) for name, tensor in self.tensors().items())
+
+    def __hash__(self) -> int:
+        raise TypeError(
+            f"{described(self)} has no hash, as its tensors may change: use a key of your own, "
+            "such as the stream's name"
+        )
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        # Rows that were picked from a larger memory are pickled without the others.
+        fields = {name: _alone(tensor) for name, tensor in self.tensors().items()}
+        return _unpickled, (type(self).__module__, type(self).__qualname__, fields)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        if any(tensor.grad_fn is not None for tensor in self.tensors().values()):
+            raise MemspanError(
+                "a memory that is part of a graph cannot be deep-copied: copy memory.detach()"
+            )
+        return self.map(lambda t: t.detach().clone().requires_grad_(t.requires_grad))
 
     def __post_init__(self) -> None:
         """Refuse fields that the operations below do not know: anything but dense tensors."""
@@ -103,9 +142,14 @@ class LayerMemory:
         """Move to a device; ``dtype`` applies to floating-point fields only.
 
         As for a tensor, the dtype may stand alone: ``memory.to(torch.bfloat16)``.
+
+        Raises:
+            MemspanError: the type is not a floating-point type.
         """
         if isinstance(device, torch.dtype):
             device, dtype = None, device
+        if dtype is not None and not dtype.is_floating_point:
+            raise MemspanError(f"a memory is kept in a floating-point type, not in {named(dtype)}")
         return self.map(lambda t: t.to(device, dtype if t.is_floating_point() else None))
 
     def select(self, rows: Tensor | list[int]) -> Self:
@@ -127,10 +171,15 @@ class LayerMemory:
 
         Raises:
             IndexError: a row does not exist.
+            MemspanError: these are not rows.
         """
-        if isinstance(rows, int):
+        if not isinstance(rows, int | slice):
+            rows = _row_index(rows)
+        if isinstance(rows, int) and not isinstance(rows, bool):
             rows = range(self.batch_size)[rows]
             rows = slice(rows, rows + 1)
+        if isinstance(rows, bool) or (isinstance(rows, slice) and (rows.step or 1) < 1):
+            raise _not_rows(rows)
         return self.map(lambda t: t[rows])
 
     def __len__(self) -> int:
@@ -182,9 +231,75 @@ class LayerMemory:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
-def check_layer(layer: Any, x: Tensor, width: int, memory: LayerMemory | None) -> None:
+def _row_index(rows: object) -> int | Tensor:
+    """Rows as one number, or as a tensor of numbers or of bools."""
+    try:
+        index = torch.as_tensor(rows)
+    except (TypeError, ValueError, RuntimeError):
+        raise _not_rows(rows) from None
+    if not index.numel():
+        # An empty list does not have a type.
+        index = index.long()
+    if index.is_floating_point() or index.is_complex() or index.dim() > 1:
+        raise _not_rows(rows)
+    if index.dim():
+        return index
+    return index.item()  # type: ignore[return-value]
+
+
+def _not_rows(rows: object) -> MemspanError:
+    return MemspanError(
+        "rows of a memory are picked by a number, a slice, a list of numbers or one bool per row, not "
+        f"by {reprlib.repr(rows)}"
+    )
+
+
+def _unpickled(module: str, name: str, fields: dict[str, Tensor]) -> LayerMemory:
+    """A memory from its pickle. ``torch.load`` may call this before any model is made: memspan's own
+    classes are imported here, and no other module is."""
+    if module.startswith("memspan.models."):
+        importlib.import_module(module)
+    kind: Any = sys.modules.get(module)
+    for part in name.split("."):
+        kind = getattr(kind, part, None)
+    if not (isinstance(kind, type) and issubclass(kind, LayerMemory)):
+        raise MemspanError(f"this is a memory of class {module}.{name}: import {module} first")
+    if set(fields) != set(kind.__dataclass_fields__):
+        raise MemspanError(
+            f"a {name} has other fields than {sorted(fields)}: load it with the version that pickled it"
+        )
+    return kind(**fields)
+
+
+add_safe_globals([_unpickled])
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same values, type, size and device; without values, are the same."""
+    if (one.dtype, one.shape, one.device) != (other.dtype, other.shape, other.device):
+        return False
+    return one is other if one.is_meta else torch.equal(one, other)
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """``tensor``, copied if it is a small part of a larger one."""
+    return tensor if tensor.untyped_storage().nbytes() <= tensor.nbytes else tensor.clone()
+
+
+def recordable(memory: L) -> L:
+    """``memory``, copied where autograd could not keep it for backward: if it was made in torch's
+    inference mode and gradients are recorded now."""
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return memory
+    if not any(tensor.is_inference() for tensor in memory.tensors().values()):
+        return memory
+    return memory.map(torch.clone)
+
+
+def check_layer(layer: Any, x: Tensor, width: int, memory: L | None) -> L:
     """Refuse an ``x`` that is not ``[B, T, D]`` with ``D = width``, ``T >= 1``, on the layer's device
-    and of its type, and a memory that is not the layer's, with as many rows."""
+    and of its type, and a memory that is not the layer's, with as many rows. Returns the memory to read
+    on from, an empty one for None."""
     if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[2] != width or not x.shape[1]:
         found = form(x) if isinstance(x, Tensor) else type(x).__name__
         raise MemspanError(f"x must be [B, T, {width}] with at least one token, not {found}")
@@ -194,8 +309,10 @@ def check_layer(layer: Any, x: Tensor, width: int, memory: LayerMemory | None) -
     if not suits(x, weight):
         raise MemspanError(f"x must be {named(weight.dtype)} as the layer is, not {named(x.dtype)}")
     if memory is None:
-        return
+        empty: L = layer.initial_memory(len(x))
+        return empty
     check_like(memory, layer.initial_memory(0), len(x), x.device)
+    return recordable(memory)
 
 
 def check_like(

@@ -6,10 +6,12 @@ import contextlib
 import hashlib
 import json
 import math
+import reprlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -63,19 +65,39 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str,
             :data:`TYPES`.
     """
     sealed = _seal(header, tensors)
-    # One entry: safetensors writes several in no fixed order, and equal runs give equal files.
-    metadata = {"memspan": json.dumps({**header, SEAL: sealed}, sort_keys=True)}
-    write_atomically(path, _content(tensors, metadata))
+    write_atomically(path, _content(tensors, header, sealed))
     return sealed
 
 
-def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def write_tensors(
+    file: IO[bytes], tensors: Mapping[str, Tensor], header: Mapping[str, str]
+) -> None:
+    """Write to a file object what :func:`save_tensors` writes to a path.
+
+    Raises:
+        MemspanError: it is not open for writing bytes, or a tensor's type is not one of :data:`TYPES`.
+    """
+    try:
+        for piece in _content(tensors, header, _seal(header, tensors)):
+            file.write(piece)
+    except MemspanError:
+        raise
+    except (AttributeError, TypeError, ValueError, OSError) as error:
+        raise MemspanError(
+            f"{reprlib.repr(file)} cannot be written to ({error}): give a path, or a file that is open "
+            "in binary mode"
+        ) from None
+
+
+def load_tensors(source: Path | IO[bytes]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and header of a file that :func:`save_tensors` wrote; the header includes its checksum.
+
+    ``source``: its path, or a file object that is read to its end.
 
     Raises:
         MemspanError: the file is missing, not safetensors, truncated or altered.
     """
-    tensors, header = _checked(path)
+    tensors, header = _checked(source)
     # Cloned to be aligned: in the file, tensors begin at any address, and sums over unaligned ones may
     # round differently, so that a resumed run would differ.
     return {name: tensor.clone() for name, tensor in tensors.items()}, header
@@ -86,15 +108,15 @@ def checked_header(path: Path) -> dict[str, str]:
     return _checked(path)[1]
 
 
-def _checked(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _checked(source: Path | IO[bytes]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a file, not aligned, and its header; refuses an altered file."""
-    with _opened(path) as file:
+    with _opened(source) as file:
         header, tensors = _header(file), _tensors(file)
         # Fails for types that PyTorch cannot compute with, which are never saved.
         sealed = _seal({k: v for k, v in header.items() if k != SEAL}, tensors)
     if header.get(SEAL) != sealed or not all(isinstance(v, str) for v in header.values()):
         raise MemspanError(
-            f"{path} is damaged (its checksum is wrong): restore it or write it again"
+            f"{named(source)} is damaged (its checksum is wrong): restore it or write it again"
         )
     return tensors, header
 
@@ -105,27 +127,61 @@ def load_foreign(path: Path) -> dict[str, Tensor]:
         return _tensors(file)
 
 
-def read_header(path: Path) -> dict[str, object]:
-    """The header of a file that :func:`save_tensors` wrote, unverified; empty for any other file."""
+def read_header(source: Path | IO[bytes]) -> dict[str, object]:
+    """The header of a file that :func:`save_tensors` wrote, unverified; empty for any other file.
+    A file object is left where it was."""
+    start = None if isinstance(source, Path) else source.tell()
     try:
-        with _opened(path) as file:
+        with _opened(source) as file:
             return _header(file)
     except MemspanError:
         return {}
+    finally:
+        if start is not None and not isinstance(source, Path):
+            source.seek(start)
+
+
+def named(source: Path | IO[bytes]) -> str:
+    """A file's name for a message."""
+    return (
+        str(source) if isinstance(source, Path) else str(getattr(source, "name", "the file object"))
+    )
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _opened(source: Path | IO[bytes]) -> Iterator[Any]:
     """A safetensors file; errors in reading it name it."""
-    if not path.is_file():
-        raise MemspanError(f"{path} is missing: check the path, or restore the file")
+    if isinstance(source, Path) and not source.is_file():
+        raise MemspanError(f"{source} is missing: check the path, or restore the file")
     try:
-        with safe_open(path, framework="pt") as file:
+        if not isinstance(source, Path):
+            yield _InMemory(source.read())
+            return
+        with safe_open(source, framework="pt") as file:
             yield file
     except (SafetensorError, OSError, ValueError, TypeError, RuntimeError, AttributeError) as error:
         raise MemspanError(
-            f"{path} is damaged, or not a safetensors file ({error}): restore it or write it again"
+            f"{named(source)} is damaged, or not a safetensors file ({error}): restore it or write it "
+            "again"
         ) from None
+
+
+class _InMemory:
+    """The content of a safetensors file, as ``safe_open`` gives it."""
+
+    def __init__(self, content: bytes) -> None:
+        self._tensors = safetensors.torch.load(content)
+        length = int.from_bytes(content[:8], "little")
+        self._header = json.loads(content[8 : 8 + length])
+
+    def metadata(self) -> dict[str, str]:
+        return self._header.get("__metadata__") or {}
+
+    def keys(self) -> list[str]:
+        return list(self._tensors)
+
+    def get_tensor(self, name: str) -> Tensor:
+        return self._tensors[name]
 
 
 def _header(file: Any) -> dict[str, Any]:
@@ -138,14 +194,17 @@ def _tensors(file: Any) -> dict[str, Tensor]:
 
 def _bytes(tensor: Tensor) -> memoryview:
     """A tensor's values, copied only where they are on another device or not contiguous."""
-    plain = tensor.detach().cpu().contiguous()
-    return plain.reshape(-1).view(torch.uint8).numpy().data
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    # Of one number or none, any strides count as contiguous, such as an expanded tensor's 0.
+    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
 def _content(
-    tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
+    tensors: Mapping[str, Tensor], header: Mapping[str, str], sealed: str
 ) -> Iterator[bytes | memoryview]:
     """The pieces of a file equal to what safetensors writes, which copies all tensors first."""
+    # One entry: safetensors writes several in no fixed order, and equal runs give equal files.
+    metadata = {"memspan": json.dumps({**header, SEAL: sealed}, sort_keys=True)}
     listed: dict[str, object] = {"__metadata__": metadata}
     forms = {name: (tensor.dtype, list(tensor.shape)) for name, tensor in tensors.items()}
     for name, (dtype, _) in forms.items():

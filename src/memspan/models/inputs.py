@@ -19,7 +19,7 @@ from memspan.errors import MemspanError, NonFiniteError, refuse_unknown
 from memspan.memory import Memory
 from memspan.models.segments import Padding
 from memspan.nn import NOT_SCORED
-from memspan.trees import check_field, check_kind, described, named, suits
+from memspan.trees import check_field, check_kind, described, named, per_row, suits
 
 
 def check_tokens(tokens: Tensor, targets: Tensor | None = None) -> None:
@@ -37,8 +37,6 @@ def check_vectors(
     weight: Tensor,
     rows: int | None = None,
     starts: Tensor | None = None,
-    lengths: Tensor | None = None,
-    padding: Padding = "right",
 ) -> None:
     """Refuse what a backbone of this ``width`` D cannot read, or its reader of so many ``rows`` (None:
     any), and what does not go with it. Arguments are as in :meth:`memspan.models.Backbone.forward`.
@@ -55,14 +53,21 @@ def check_vectors(
     ):
         raise _unreadable(x, f"[{'rows' if rows is None else rows}, length, {width}]", weight)
     _check("starts", starts, torch.bool, shape[:2], x.device)
-    if lengths is not None:
-        _check("lengths", lengths, torch.int64, shape[:1], x.device)
-        refuse_unknown("padding", padding, Padding)
-        if can_look(lengths) and ((lengths < 0) | (lengths > shape[1])).any():
-            raise MemspanError(
-                f"lengths must lie in 0 .. {shape[1]}, the tokens of a row, not "
-                f"{lengths.min()} .. {lengths.max()}"
-            )
+
+
+def own_lengths(lengths: Tensor | list[int], x: Tensor, padding: Padding) -> Tensor:
+    """``lengths`` as int64 ``[B]``; refused unless they fit the rows of ``x [B, T, ...]``."""
+    refuse_unknown("padding", padding, Padding)
+    if not isinstance(lengths, Tensor):
+        wanted = f"lengths must be int64 [{x.shape[0]}], the tokens of each row"
+        lengths = per_row(lengths, torch.int64, wanted, x.device)
+    _check("lengths", lengths, torch.int64, x.shape[:1], x.device)
+    if can_look(lengths) and ((lengths < 0) | (lengths > x.shape[1])).any():
+        raise MemspanError(
+            f"lengths must lie in 0 .. {x.shape[1]}, the tokens of a row, not "
+            f"{lengths.min()} .. {lengths.max()}"
+        )
+    return lengths
 
 
 def check_step(x: Tensor, width: int, weight: Tensor, rows: int) -> None:

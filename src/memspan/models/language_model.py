@@ -6,19 +6,19 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor, nn
 
 from memspan.errors import MemspanError, StaleReaderError, counted
-from memspan.files.tensors import digest
-from memspan.memory import Memory
+from memspan.files.tensors import digest, named
+from memspan.memory import Memory, source_of
 from memspan.models.embedding import Embedding, Head, expand_ties, losses_of, tie, tied_names
 from memspan.models.fingerprints import fingerprint
 from memspan.models.in_place import BufferedReader
 from memspan.models.initialisation import initialise
-from memspan.models.inputs import check_tokens, outside, refuse_targets_outside
+from memspan.models.inputs import check_tokens, outside, own_lengths, refuse_targets_outside
 from memspan.models.options import BackboneConfig, EmbeddingConfig, check_parts
 from memspan.models.output import BackboneOutput, Output
 from memspan.models.packing import Watch, is_itself
@@ -104,21 +104,31 @@ class LanguageModel(nn.Module):
         if vocab_size != self.vocab_size:
             resize(self, vocab_size)
 
-    def load_memory(self, path: str | Path, batch_size: int = 1) -> Memory:
-        """A memory of this model's, of ``batch_size`` rows, that
-        ``memory.save(path, model.fingerprint())`` wrote.
+    def load_memory(self, path: str | Path | IO[bytes], batch_size: int | None = None) -> Memory:
+        """A memory of this model's that ``memory.save(path, model.fingerprint())`` wrote.
+
+        Args:
+            path: a path, or a file object that is open for reading bytes.
+            batch_size: the rows that it must have (None: as many as the file has).
 
         Raises:
             MemspanError: the file is missing, damaged or not a memory; it belongs to another model; it
-                has other sizes.
+                has other sizes, or another number of rows.
 
         Example::
 
             memory = model.load_memory("book.memory")
             reader = model.reader(memory)
         """
-        like = self.initial_memory(batch_size)
-        memory = self.backbone.load_memory(Path(path), self.fingerprint(), like)
+        like = self.initial_memory(0)
+        source = source_of(path)
+        memory = self.backbone.load_memory(source, self.fingerprint(), like)
+        if batch_size not in (None, memory.batch_size):
+            raise MemspanError(
+                f"{named(source)} holds {counted(memory.batch_size, 'row')} of memory, and "
+                f"batch_size is {batch_size}: leave it out, and pick rows of what is loaded, as in "
+                "memory[0]"
+            )
         return memory.to(like.tokens_seen.device)
 
     def forward(
@@ -128,7 +138,7 @@ class LanguageModel(nn.Module):
         *,
         targets: Tensor | None = None,
         starts: Tensor | None = None,
-        lengths: Tensor | None = None,
+        lengths: Tensor | list[int] | None = None,
         padding: Padding = "right",
         implementation: str | None = None,
     ) -> Output:
@@ -142,7 +152,7 @@ class LanguageModel(nn.Module):
             starts: bool ``[B, T]``, true where a document begins: nothing before it is visible from
                 there on (None: no document begins in this segment).
             lengths: int64 ``[B]``, each row's number of tokens; the rest is padding, which changes
-                nothing and is not scored (None: no padding).
+                nothing and is not scored (None: no padding). Tokens and targets there may be any.
             padding: the side that padding is on.
             implementation: how the backbone computes, one of its ``implementations`` (None: the fastest
                 that can run here). Every architecture has ``reference``, the paper's equations in plain
@@ -154,6 +164,11 @@ class LanguageModel(nn.Module):
                 cannot run with this model here.
         """
         check_tokens(tokens, targets)
+        if lengths is not None:
+            lengths = own_lengths(lengths, tokens, padding)
+            own = padding_mask(lengths, tokens.shape[1], padding)
+            tokens = tokens.masked_fill(~own, 0)
+            targets = None if targets is None else targets.masked_fill(~own, NOT_SCORED)
         out: BackboneOutput[Memory] = self.backbone(
             self._embed(tokens),
             memory,
@@ -162,9 +177,6 @@ class LanguageModel(nn.Module):
             padding=padding,
             implementation=implementation,
         )
-        if targets is not None and lengths is not None:
-            own = padding_mask(lengths, tokens.shape[1], padding)
-            targets = targets.masked_fill(~own, NOT_SCORED)
         logits = losses = n_scored = None
         hidden = self.output_dropout(out.hidden)
         if targets is None:

@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Generic, NoReturn, Protocol, TypeVar, cast, runtime_checkable
+from typing import IO, Any, Generic, NoReturn, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from memspan.errors import MemspanError, counted
 from memspan.memory import Memory
-from memspan.models.inputs import check_memory, check_step, check_vectors
+from memspan.models.inputs import check_memory, check_step, check_vectors, own_lengths
 from memspan.models.options import BackboneConfig
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import Schema, is_exactly
@@ -27,7 +27,7 @@ from memspan.models.recomputation import recomputed
 from memspan.models.segments import Padding, read_in_pieces
 from memspan.models.sizes import refuse_oversized_model
 from memspan.ops.implementations import refuse_unknown_implementation
-from memspan.trees import constant
+from memspan.trees import constant, recordable
 
 M = TypeVar("M", bound=Memory)
 R = TypeVar("R")
@@ -195,18 +195,22 @@ class Backbone(nn.Module, Generic[M]):
         memory: M | None = None,
         *,
         starts: Tensor | None = None,
-        lengths: Tensor | None = None,
+        lengths: Tensor | list[int] | None = None,
         padding: Padding = "right",
         **options: Any,
     ) -> BackboneOutput[M]:
         """:meth:`forward`, after the checks that all architectures share."""
         weight = next(self.parameters())
-        check_vectors(x, self.config.d_model, weight, None, starts, lengths, padding)
-        if memory is not None and self.own_memory(memory, len(x)).batch_size != len(x):
-            raise MemspanError(
-                f"the memory has {counted(memory.batch_size, 'row')} and the input has {len(x)}: use "
-                "memory.select for rows, or this model's initial_memory"
-            )
+        check_vectors(x, self.config.d_model, weight, None, starts)
+        if lengths is not None:
+            lengths = own_lengths(lengths, x, padding)
+        if memory is not None:
+            memory = recordable(self.own_memory(memory, len(x)))
+            if memory.batch_size != len(x):
+                raise MemspanError(
+                    f"the memory has {counted(memory.batch_size, 'row')} and the input has {len(x)}: "
+                    "use memory.select for rows, or this model's initial_memory"
+                )
         output: BackboneOutput[M] = super().__call__(
             x, memory, starts=starts, lengths=lengths, padding=padding, **options
         )
@@ -270,8 +274,9 @@ class Backbone(nn.Module, Generic[M]):
         are those of :meth:`reader`."""
         return None
 
-    def load_memory(self, path: Path, fingerprint: str, like: Memory) -> Memory:
-        """What ``memory.save(path, fingerprint)`` wrote; ``like``: an empty memory of this backbone."""
+    def load_memory(self, path: Path | IO[bytes], fingerprint: str, like: Memory) -> Memory:
+        """What ``memory.save(path, fingerprint)`` wrote; ``like``: an empty memory of this backbone,
+        without rows where the file may have any number."""
         return type(like).load(path, fingerprint, like=like)
 
     def context(self, segment_length: int, **options: Any) -> tuple[int, int] | None:

@@ -266,8 +266,7 @@ class CompressiveAttention(AttentionAlone):
                 short.
         """
         config = self.config
-        check_layer(self, x, config.d_model, memory)
-        memory = self.initial_memory(len(x)) if memory is None else memory
+        memory = check_layer(self, x, config.d_model, memory)
         step = Step.of(memory, x.shape[1], config.compression_rate)
         old = in_one_row(memory).to(x.dtype)
         context, received = torch.cat([old, x], 1), None

@@ -137,8 +137,7 @@ class FastWeightsAttention(nn.Module):
         Raises:
             MemspanError: shapes, types or devices do not go together.
         """
-        check_layer(self, x, self.config.d_model, memory)
-        memory = self.initial_memory(len(x)) if memory is None else memory
+        memory = check_layer(self, x, self.config.d_model, memory)
         weights, key_sum = memory.weights, memory.key_sum
         q, k, v, beta = self.project(x)
         # Sums over thousands of tokens need float32, whatever precision the products have.
@@ -290,7 +289,7 @@ class FastWeightsLayer(nn.Module):
         implementation: str | None = None,
     ) -> tuple[Tensor, FastWeightsLayerMemory]:
         """Read a segment: arguments, results and errors as in :meth:`FastWeightsAttention.forward`."""
-        check_layer(self, x, self.attention.config.d_model, memory)
+        memory = check_layer(self, x, self.attention.config.d_model, memory)
         attended, memory = self.attention(self.before_attention(x), memory, implementation)
         return self.after_attention(x, attended), memory
 

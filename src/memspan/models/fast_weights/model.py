@@ -173,7 +173,7 @@ class FastWeights(Backbone[FastWeightsMemory]):
                 tokens_seen=memory.tokens_seen + x.shape[1],
                 weights=torch.stack([own.weights for own in after], 1),
                 key_sum=torch.stack([own.key_sum for own in after], 1),
-                feature_map=self.feature_id.expand(x.shape[0]).clone(),
+                feature_map=self.feature_id.repeat(x.shape[0]),
             ),
             h.new_zeros(()),
         )

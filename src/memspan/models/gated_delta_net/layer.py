@@ -91,8 +91,7 @@ class GatedDeltaRule(nn.Module):
             MemspanError: shapes, types or devices do not go together.
         """
         config = self.config
-        check_layer(self, x, config.d_model, memory)
-        memory = self.initial_memory(len(x)) if memory is None else memory
+        memory = check_layer(self, x, config.d_model, memory)
         weights, inputs = memory.weights, memory.inputs
         mixed = torch.cat([self.query(x), self.key(x), self.value(x)], -1)
         beta, step, gate = self.beta(x), self.step(x), self.output_gate(x)
@@ -167,7 +166,7 @@ class GatedDeltaNetLayer(nn.Module):
         implementation: str | None = None,
     ) -> tuple[Tensor, GatedDeltaNetLayerMemory]:
         """Read a segment: arguments, results and errors as in :meth:`GatedDeltaRule.forward`."""
-        check_layer(self, x, self.mixer.config.d_model, memory)
+        memory = check_layer(self, x, self.mixer.config.d_model, memory)
         mixed, memory = self.mixer(self.mixer_norm(x), memory, implementation)
         x = x + self.dropout(mixed)
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x))), memory

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO
 
 import torch
 import torch.nn.functional as F
@@ -107,7 +108,7 @@ class Transformer(Backbone[Memory]):
         check_memory(memory, TransformerWindow, sizes, self.device)
         return memory
 
-    def load_memory(self, path: Path, fingerprint: str, like: Memory) -> Memory:
+    def load_memory(self, path: Path | IO[bytes], fingerprint: str, like: Memory) -> Memory:
         if read_header(path).get("kind") != TransformerWindow.__name__:
             return super().load_memory(path, fingerprint, like)
         memory = TransformerWindow.load(path, fingerprint).to(self.device)

@@ -67,8 +67,7 @@ class TransformerXLAttention(AttentionAlone):
             MemspanError: shapes, types or devices do not go together; a learned position table is too
                 short.
         """
-        check_layer(self, x, self.config.d_model, memory)
-        memory = self.initial_memory(len(x)) if memory is None else memory
+        memory = check_layer(self, x, self.config.d_model, memory)
         old, length = memory.hidden.to(x.dtype), memory.length
         y, _ = self.read(x, old, length, norm, implementation)
         length = (length + x.shape[1]).clamp(max=old.shape[1])
