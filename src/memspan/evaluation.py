@@ -20,6 +20,7 @@ from memspan.errors import MemspanError, NonFiniteError, counted
 from memspan.memory import Memory
 from memspan.models.language_model import LanguageModel, Reader
 from memspan.nn import NOT_SCORED
+from memspan.ops.native.waiting import sharing_cores
 from memspan.precision import Precision
 from memspan.runs.run import Run, opened, options_of, precision_for, segment_for
 from memspan.runs.texts import text_of
@@ -123,6 +124,7 @@ class Evaluation(Scores):
     """How products of float32 were computed."""
 
 
+@sharing_cores()
 def evaluate(
     run: Run | str | Path,
     corpus: str | None = None,

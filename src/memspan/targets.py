@@ -17,6 +17,7 @@ from memspan.errors import MemspanError
 from memspan.installed import require
 from memspan.models import Backbone, LanguageModel
 from memspan.models.stateful import CarriesMemory
+from memspan.ops.native.waiting import sharing_cores
 from memspan.runs.folder import SHIPPED, place_of, run_folder
 from memspan.runs.options import PRESETS, read_config
 from memspan.runs.run import Run, load
@@ -31,6 +32,7 @@ TYPE = "transformers:"
 """The prefix of model types."""
 
 
+@sharing_cores()
 def check(
     model: object,
     laws: Iterable[str] | None = None,

@@ -34,7 +34,6 @@ PAGES = [
 ]
 NOT_RUN = {
     r"make |pip install|PIP_EXTRA_INDEX_URL=": "installs, or runs this suite",
-    r"OMP_\w+=\w+ memspan train": "threads are set before a process starts",
     r"cat .* \| memspan train --data.corpus -": "standard input: tests/commands has it",
     r"python -P -m memspan.integrations.lm_eval": "test_lm_eval.py runs it",
     r"memspan (train --help|data list|generate shakespeare)$": "of docs/install.md: run in other tests",

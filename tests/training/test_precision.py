@@ -154,7 +154,7 @@ def test_a_run_goes_on_in_its_own_precision(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     start.train(options(), Path("r"), console=Console(width=1000))
-    assert "on cpu in float32 (matmul precision highest)\n" in capsys.readouterr().out
+    assert "on cpu in float32 (matmul precision highest) with 1 thread\n" in capsys.readouterr().out
     sealed = load_config(Path("r")).train
     assert (sealed.precision, sealed.matmul_precision) == ("float32", "highest")
     # On a machine where new runs would take another.

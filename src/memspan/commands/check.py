@@ -10,8 +10,9 @@ from typing import Annotated
 
 import tyro
 
-from memspan.checks import check_types
+from memspan.checks import at_least, check_types
 from memspan.commands.parsing import TARGET_HELP, Modules, parsed
+from memspan.commands.threads import OneThread, announce, set_threads
 from memspan.errors import MemspanError
 
 
@@ -38,6 +39,7 @@ class CheckArguments:
     """CPU seconds, over all threads, after which no new case is started."""
     device: str = "cpu"
     """cpu, cuda, ...; auto: CUDA if available."""
+    threads: OneThread = None
     json: str | None = None
     """File for the report as JSON; -: standard output, instead of the table."""
     scripts: Path | None = None
@@ -48,6 +50,7 @@ class CheckArguments:
 
     def __post_init__(self) -> None:
         check_types(self)
+        at_least(1, self, "threads")
         if self.scripts is not None and self.scripts.exists() and not self.scripts.is_dir():
             raise MemspanError(
                 f"--scripts {self.scripts} is not a folder: name one, new or existing"
@@ -63,6 +66,7 @@ def check(arguments: list[str]) -> None:
     from memspan.devices import device_for
     from memspan.targets import named
 
+    announce(set_threads(options.threads, one=True))
     device = device_for(options.device)
     model = named(options.target, options.trust_remote_code, options.seed)
     model.module.to(device)

@@ -16,6 +16,7 @@ from memspan.commands.parsing import (
     with_architectures,
 )
 from memspan.commands.standard_streams import STDIN, readable
+from memspan.commands.threads import announce, set_threads
 from memspan.errors import counted
 from memspan.runs.options import load_config
 
@@ -55,6 +56,7 @@ def evaluate(arguments: list[str]) -> None:
     # Before torch is imported, which takes seconds.
     load_config(options.run)
     with readable(options.corpus, options.split) as text:
+        announce(set_threads(options.threads))
         import memspan
         from memspan.training.terminal import counting
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import tyro
 
 from memspan.commands.parsing import ReadingArguments, parsed, with_architectures
+from memspan.commands.threads import announce, set_threads
 from memspan.errors import MemspanError, counted
 from memspan.runs.options import load_config
 from memspan.sampling import DEFAULT, Sampling
@@ -77,8 +78,9 @@ def generate(arguments: list[str]) -> None:
     )
     # Before torch is imported, which takes seconds.
     load_config(options.run)
-    from memspan.generation.writer import Writer
+    announce(set_threads(options.threads))
     from memspan.memory import refuse_to_overwrite
+    from memspan.ops.native.waiting import sharing_cores
 
     if options.save_memory is not None:
         # Before hours of reading.
@@ -87,6 +89,13 @@ def generate(arguments: list[str]) -> None:
         logging.getLogger("memspan").warning(
             "standard input is not read: to continue that text, add --prompt-file -"
         )
+    with sharing_cores():
+        _generate(options)
+
+
+def _generate(options: Any) -> None:
+    from memspan.generation.writer import Writer
+
     sampling = options.sampling
     with _opened(options.prompt_file) as file:
         run, precision = options.opened()

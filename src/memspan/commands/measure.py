@@ -11,6 +11,7 @@ import tyro
 
 from memspan.commands.parsing import TARGET_HELP, DeviceArguments, Field, Split, parsed
 from memspan.commands.standard_streams import STDIN, readable
+from memspan.commands.threads import OneThread, announce, set_threads
 from memspan.errors import MemspanError
 from memspan.runs.folder import is_shipped, place_of
 
@@ -44,6 +45,7 @@ class MeasureArguments(DeviceArguments):
     tokenizer: str | None = None
     """For models that are not runs: bytes, a tokenizer.json, or a folder in transformers' format (None:
     the one in the model's folder, or bytes)."""
+    threads: OneThread = None
     trust_remote_code: bool = False
     """Execute code that comes with a folder in transformers' format."""
     out: Path | None = None
@@ -63,6 +65,7 @@ def measure(arguments: list[str]) -> None:
     options = parsed(MeasureArguments, arguments, "memspan measure")
     found: list[Measurement] = []
     with readable(options.corpus, options.split) as text:
+        announce(set_threads(options.threads, one=True))
         try:
             for name in dict.fromkeys(options.run):
                 found.append(_measured(name, text, options))

@@ -22,7 +22,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hin
 import tyro
 from tyro import _errors as events
 
-from memspan.checks import MatmulPrecision, Products, check_types, refuse_contradictory_precision
+from memspan.checks import (
+    MatmulPrecision,
+    Products,
+    at_least,
+    check_types,
+    refuse_contradictory_precision,
+)
+from memspan.commands.threads import Threads
 from memspan.errors import MemspanError
 from memspan.models.registry import MODELS, load_plugins
 from memspan.runs.folder import SHIPPED
@@ -82,12 +89,14 @@ class DeviceArguments:
     precision: Annotated[Products, tyro.conf.arg(help=PRECISION_HELP)] = "auto"
     matmul_precision: MatmulPrecision = "auto"
     """How products of float32 are computed (auto: as in training). See memspan train --help."""
+    threads: Threads = None
 
     modules: Modules = ()
 
     def __post_init__(self) -> None:
         check_types(self)
         refuse_contradictory_precision(self.precision, self.matmul_precision)
+        at_least(1, self, "threads")
 
     def others(self, *but: str) -> dict[str, Any]:
         """All options but these and those of how a run is opened: for the function of that name."""

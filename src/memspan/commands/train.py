@@ -17,6 +17,8 @@ import tyro
 from memspan.checks import at_least
 from memspan.commands.parsing import Modules, parsed, peek_flags
 from memspan.commands.standard_streams import STDIN, keep_input, settle_output
+from memspan.commands.threads import Threads, set_threads
+from memspan.cores import cores
 from memspan.data.options import SPLITS, title
 from memspan.distributed import reports
 from memspan.errors import MemspanError
@@ -60,7 +62,7 @@ class TrainArguments(Generic[M]):
     nproc: int = 1
     """Processes on this machine, which share the rows of the batch equally. With --resume their number
     may differ from before. On several machines: torchrun -m memspan train."""
-
+    threads: Threads = None
     dry_run: bool = False
     """Do not train or write a folder; print parameters, memory per process, speed, disk and hours for
     --nproc processes. The speed is that of a few updates on made-up text, with fewer rows if the model
@@ -69,7 +71,7 @@ class TrainArguments(Generic[M]):
     modules: Modules = ()
 
     def __post_init__(self) -> None:
-        at_least(1, self, "nproc")
+        at_least(1, self, "nproc", "threads")
         if self.dry_run and self.config.data.corpus == STDIN:
             raise MemspanError("--dry-run does not read a text: drop --data.corpus -, or --dry-run")
         if self.out is not None and not self.out.name:
@@ -88,7 +90,7 @@ def train(arguments: list[str]) -> None:
     """Run the verb with ``arguments``."""
     options, begun, arguments = _read(arguments)
     # More processes than cores are for another machine: a dry run then scales what one does.
-    elsewhere = options.dry_run and options.nproc > reports.cores() and not reports.is_worker()
+    elsewhere = options.dry_run and options.nproc > cores() and not reports.is_worker()
     if options.nproc > 1 and not _is_launched() and not elsewhere:
         _launch(arguments, options.nproc)
         return
@@ -141,6 +143,7 @@ def _joined(options: TrainArguments[Any]) -> Iterator[tuple[Console, Processes]]
             # PyTorch takes seconds to import, and tokenising a new text longer.
             what = options.resume or title(options.config.data.texts)
             print("measuring" if options.dry_run else f"preparing {what}", flush=True)
+        threads = set_threads(options.threads, _recorded_threads(options.resume))
         from memspan.distributed.processes import joined
         from memspan.training import start  # noqa: F401
 
@@ -150,7 +153,24 @@ def _joined(options: TrainArguments[Any]) -> Iterator[tuple[Console, Processes]]
         with joined() as processes:
             # No mark-up: names of corpora and folders may hold brackets. The terminal breaks the
             # lines, so that files and pipes get them unbroken.
-            yield Console(quiet=not processes.first, markup=False, soft_wrap=True), processes
+            console = Console(quiet=not processes.first, markup=False, soft_wrap=True)
+            if threads is not None:
+                console.print(threads, highlight=False)
+            yield console, processes
+
+
+def _recorded_threads(folder: Path | None) -> int | None:
+    """The threads with which the run in ``folder`` was trained last; None if that is not known."""
+    if folder is None:
+        return None
+    from memspan.runs import checkpoints
+
+    # What is wrong with the folder is said when it is resumed.
+    with contextlib.suppress(MemspanError):
+        environment = checkpoints.latest(folder).state.get("environment")
+        recorded = environment.get("threads") if isinstance(environment, dict) else None
+        return recorded if isinstance(recorded, int) and recorded > 0 else None
+    return None
 
 
 def _dry_run(options: TrainArguments[Any], console: Console, processes: Processes) -> None:

@@ -18,7 +18,8 @@ from torch.distributed.elastic.multiprocessing import (
 )
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from memspan.distributed.reports import BY_US, LOST, cores
+from memspan.cores import cores
+from memspan.distributed.reports import BY_US, LOST
 from memspan.invocation import PROGRAM, program
 
 SAVE_SECONDS = int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 120))

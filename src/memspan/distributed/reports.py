@@ -1,5 +1,5 @@
-"""Whether a launcher started this process; one report of a failure for all its processes; and the
-number of cores. No torch here: the command line's help must not wait for it."""
+"""Whether a launcher started this process, and one report of a failure for all its processes. No
+torch here: the command line's help must not wait for it."""
 
 from __future__ import annotations
 
@@ -59,10 +59,3 @@ def _reports_for_all() -> bool:
     except RuntimeError:
         # The store went with the process that held it.
         return True
-
-
-def cores() -> int:
-    """Processor cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -17,6 +17,7 @@ from memspan.generation.drawing import draw_tokens
 from memspan.memory import Memory, concatenate
 from memspan.models.language_model import Reader
 from memspan.models.sizes import refuse_oversized
+from memspan.ops.native.waiting import sharing_cores
 from memspan.precision import Precision
 from memspan.runs.run import Run, opened, options_of, precision_for, segment_for
 from memspan.sampling import DEFAULT, Sampling
@@ -46,6 +47,7 @@ class Generation:
         return self.texts[0]
 
 
+@sharing_cores()
 def generate(
     run: Run | str | Path,
     prompt: str | Iterable[bytes] | Sequence[str] = "",

@@ -18,6 +18,7 @@ from memspan.measurement.repeats import Repeats
 from memspan.measurement.span import Span
 from memspan.measurement.stateful import TEXT, name_of, subject_of
 from memspan.measurement.subject import Budget, RunSubject, Subject
+from memspan.ops.native.waiting import sharing_cores
 from memspan.precision import Precision
 from memspan.runs.run import opened, precision_for
 from memspan.runs.texts import ALL, text_of
@@ -80,6 +81,7 @@ class Measurement:
         return found
 
 
+@sharing_cores()
 def measure(
     run: object,
     corpus: str | None = None,

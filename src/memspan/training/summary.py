@@ -6,6 +6,7 @@ import lzma
 import re
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
 from memspan.data.options import title
@@ -34,9 +35,11 @@ def introduce(console: Console, state: TrainingState, folder: Path) -> None:
     kind = state.prepared.tokenizer.kind
     if state.unknown_share:
         kind += f", {percent(state.unknown_share)} unknown"
+    on = f"{state.device} in {state.precision}"
+    if state.device.type == "cpu":
+        on += f" with {counted(torch.get_num_threads(), 'thread')}"
     console.print(
-        f"{config.architecture}, {n_parameters:,} parameters, on {state.device} in "
-        f"{state.precision}\n"
+        f"{config.architecture}, {n_parameters:,} parameters, on {on}\n"
         f"corpus {title(config.data.texts)}: {len(text.tokens):,} training tokens ({kind}), read "
         f"{passes:.2f} times in {counted(state.steps, 'step')}\nrun folder {folder}",
         highlight=False,

@@ -15,6 +15,7 @@ from torch import Tensor
 from memspan.distributed.processes import LostProcessError, is_loss
 from memspan.errors import MemspanError, NonFiniteError
 from memspan.invocation import command
+from memspan.ops.native.waiting import sharing_cores
 from memspan.runs import checkpoints
 from memspan.runs.checkpoint_files import State
 from memspan.runs.folder import RunLock
@@ -113,6 +114,7 @@ class Trainer:
         self.state, self.checkpointer, self.console = state, checkpointer, console
         self.updater = Updater(state)
 
+    @sharing_cores()
     def fit(self) -> None:
         """Train to the last step, then score, sample and say what was written.
 

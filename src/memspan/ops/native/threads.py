@@ -28,7 +28,8 @@ def in_shares(
     free its buffers.
 
     The threads are PyTorch's own. After its operations they wait for the next one without sleeping for
-    some milliseconds, in which others would have to share the cores with them.
+    some milliseconds, in which others would have to share the cores with them; ``waiting.py`` says when
+    they do not.
 
     Args:
         function: one in C; it returns 0 if out of memory.
