@@ -21,9 +21,12 @@ from memspan.data.named import CORPORA
 from memspan.data.options import Texts, title
 from memspan.data.records import MissingFieldError, holds_records
 from memspan.data.remarks import remarks_on_files, remarks_on_records
-from memspan.data.texts import Splits, Text, by_document, by_file, by_position
+from memspan.data.texts import Splits, Text, by_document, by_file, by_position, joined
 from memspan.data.unpacked import NotTextError, documents_in
 from memspan.errors import MemspanError
+
+ALL = "all"
+"""The split that is a whole text, in order."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +62,12 @@ class _Reading:
     """How a text is read, and what there is to say about it."""
 
     field: str
+    whole: bool
     skipped: list[str] = dataclass_field(default_factory=list)
     remarks: list[str] = dataclass_field(default_factory=list)
 
 
-def load_corpus(texts: Texts, field: str = "text") -> Corpus:
+def load_corpus(texts: Texts, field: str = "text", whole: bool = False) -> Corpus:
     """The corpus of that name or path, or made of a text for each split.
 
     Args:
@@ -71,15 +75,21 @@ def load_corpus(texts: Texts, field: str = "text") -> Corpus:
             hub. Or split to text: all that it names or, if that has splits, the one of the same name;
             ``NAME#SPLIT`` takes another.
         field: the field or column that holds the text, in JSON Lines, CSV, Parquet and data sets.
+        whole: do not divide it: all of it, in order, is the split :data:`ALL`.
 
     Raises:
         MemspanError: no such name, path or split; an empty, missing or damaged file; a folder without
             text; a download that fails; records without the field; a package that is not installed; a
             text that is for training and for another split.
     """
-    reading = _Reading(field)
+    reading = _Reading(field, whole)
     try:
         splits = _of_whole(texts, reading) if isinstance(texts, str) else _of_parts(texts, reading)
+        if whole:
+            documents = [text for split in splits.values() for text in split]
+            splits = {
+                ALL: joined(documents) if isinstance(texts, str) and texts in CORPORA else documents
+            }
         record = {"name": title(texts), "sha256": digest(splits)}
     except OSError as error:
         raise MemspanError(
@@ -151,6 +161,8 @@ def _of_whole(name: str, reading: _Reading) -> Splits:
     if found is None:
         files = _read_files(name, reading)
         documents = [text for file in files for text in file.documents]
+        if reading.whole:
+            return {ALL: documents}
         if len(files) >= 20:
             return by_file([(file.name, file.documents) for file in files])
         if any(holds_records(file.path) for file in files):
@@ -171,7 +183,7 @@ def _of_whole(name: str, reading: _Reading) -> Splits:
         raise MemspanError(
             f"{name} has no text in splits named {', '.join(SPLITS)}: rename one of its splits"
         )
-    return _with_validation(splits)
+    return splits if reading.whole else _with_validation(splits)
 
 
 def _own_splits(name: str, reading: _Reading) -> Splits | None:
@@ -249,7 +261,7 @@ def _of_parts(texts: Mapping[str, str], reading: _Reading) -> Splits:
                 f"{both.name} is both in train, {texts['train']}, and in {split}, "
                 f"{texts[split]}: leave it out of one of them"
             )
-    return _with_validation(splits)
+    return splits if reading.whole else _with_validation(splits)
 
 
 def _place(text: Text) -> tuple[object, ...]:

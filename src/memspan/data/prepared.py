@@ -69,6 +69,7 @@ def prepare(
     field: str = "text",
     with_tokenizer: Tokenizer | None = None,
     progress: bool = True,
+    whole: bool = False,
 ) -> TokenizedCorpus:
     """The tokenised corpus, from the cache if it is there.
 
@@ -79,13 +80,14 @@ def prepare(
         field: the field or column that holds the text, in JSON Lines, CSV, Parquet and data sets.
         with_tokenizer: use this one, a run's, instead.
         progress: show a bar on a terminal's standard error.
+        whole: do not divide the text, so that no token is: all of it is one split.
 
     Raises:
         MemspanError: there is no such text, the tokeniser cannot encode it, or the disk is full.
     """
     if with_tokenizer is None and kind.endswith(".json"):
         with_tokenizer = read_tokenizer(Path(os.path.expanduser(kind)))
-    text = load_corpus(texts, field)
+    text = load_corpus(texts, field, whole)
     refuse_ids(text, with_tokenizer.kind if with_tokenizer else kind)
     if with_tokenizer is None:
         recipe = {"corpus": text.record["sha256"], "kind": kind, "vocab_size": vocab_size}

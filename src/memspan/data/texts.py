@@ -120,6 +120,18 @@ def by_position(documents: list[Text]) -> Splits:
     return splits
 
 
+def joined(documents: list[Text]) -> list[Text]:
+    """The same text, with documents that go on where the one before ends made one again."""
+    found: list[Text] = []
+    for each in documents:
+        before = found[-1] if found else None
+        if before and before.source == each.source and before.stop == each.start:
+            found[-1] = replace(before, stop=each.stop)
+        else:
+            found.append(each)
+    return found
+
+
 def _character_start(document: Text, position: int) -> int:
     """``position``, or up to three bytes later where a UTF-8 character begins; the start of an id."""
     if position <= 0:

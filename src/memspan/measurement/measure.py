@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from memspan.data.corpora import ALL
 from memspan.errors import MemspanError
 from memspan.measurement import inside, memory_length, repeats, span
 from memspan.measurement.inside import Attention, Retention
@@ -21,7 +22,7 @@ from memspan.measurement.subject import Budget, RunSubject, Subject
 from memspan.ops.native.waiting import sharing_cores
 from memspan.precision import Precision
 from memspan.runs.run import opened, precision_for
-from memspan.runs.texts import ALL, text_of
+from memspan.runs.texts import text_of
 from memspan.targets import is_run
 
 T = TypeVar("T")

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from memspan.data.corpora import ALL
 from memspan.data.prepared import prepare
 from memspan.data.streams import Segment
 from memspan.data.tokenizers.base import Tokenizer
@@ -22,7 +23,7 @@ from memspan.errors import MemspanError
 from memspan.measurement.subject import Cuts, Subject, finite
 from memspan.nn import NOT_SCORED
 from memspan.runs.folder import run_folder
-from memspan.runs.texts import ALL, check_field, split_of
+from memspan.runs.texts import check_field, split_of
 from memspan.stateful.case import device_of
 from memspan.stateful.protocol import Stateful, tensors_of
 from memspan.targets import as_stateful, named
@@ -134,11 +135,16 @@ def subject_of(
     check_field(corpus, field)
     own = tokenizer_for(name, vocab_size, tokenizer, trust_remote_code)
     prepared = prepare(
-        corpus, own.kind, field=field or "text", with_tokenizer=own, progress=progress
+        corpus,
+        own.kind,
+        field=field or "text",
+        with_tokenizer=own,
+        progress=progress,
+        whole=split == ALL,
     )
     for line in prepared.notices():
         logging.getLogger("memspan").warning(line)
-    tokens, starts = split_of(prepared, corpus, split)
+    tokens, starts, _ = split_of(prepared, corpus, split)
     if tokens.max(initial=0) >= vocab_size:
         # Not by the vocabulary's size: a tokeniser may have more special tokens than the model.
         raise MemspanError(
@@ -146,8 +152,7 @@ def subject_of(
             "one that the model was trained with (--tokenizer)"
         )
     left_out = []
-    # Splits begin documents, too.
-    if len(starts) > (len(prepared.splits) if split == ALL else 1):
+    if len(starts) > 1:
         left_out.append("where documents begin: they are read as one text")
     model.module.to(device_for(device)).eval()
     subject = StatefulSubject(

@@ -7,14 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memspan.data.corpora import has_fields, missing
+from memspan.data.corpora import ALL, has_fields, missing
 from memspan.data.prepared import TokenizedCorpus, prepare
 from memspan.data.token_files import difference, identity
 from memspan.errors import MemspanError
 from memspan.runs.run import Run
-
-ALL = "all"
-"""The split that is the whole text, in order."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +40,14 @@ def text_of(run: Run, corpus: str | None, field: str | None, split: str, progres
     name = prepared.corpus.record["name"]
     for line in prepared.notices():
         log.warning(line)
-    tokens, starts = split_of(prepared, name, split)
+    tokens, starts, altered = split_of(prepared, name, split)
     changed = None
     if known := bool(run.corpus):
-        among = prepared.splits if split == ALL else [split]
-        changed = difference(run.corpus, identity(prepared.splits), among)
+        # What was trained on was divided.
+        parts = prepared.splits
+        if split == ALL:
+            parts = _prepared(run, corpus, field, split, progress, whole=False).splits
+        changed = difference(run.corpus, identity(parts), parts if split == ALL else [split])
     if changed and corpus is None:
         log.warning(
             f"{name} has changed since {run.folder} was trained on it ({changed}): the score is not "
@@ -55,12 +55,16 @@ def text_of(run: Run, corpus: str | None, field: str | None, split: str, progres
         )
     as_in_training = changed is None if known else None
     starts_used = starts if run.config.data.document_reset else None
-    altered = any(part.altered for name, part in prepared.splits.items() if split in (ALL, name))
     return RunText(name, tokens, starts_used, as_in_training, altered)
 
 
 def _prepared(
-    run: Run, corpus: str | None, field: str | None, split: str, progress: bool
+    run: Run,
+    corpus: str | None,
+    field: str | None,
+    split: str,
+    progress: bool,
+    whole: bool | None = None,
 ) -> TokenizedCorpus:
     """The text in the run's tokens; of the run's own text, no more than the split needs. Other splits
     may be cut from the one for training."""
@@ -75,10 +79,10 @@ def _prepared(
     if corpus is not None:
         check_field(corpus, field)
     if corpus is None and (option := missing(texts)):
-        whole = "" if option == "corpus" else " --split all"
+        part = "" if option == "corpus" else " --split all"
         raise MemspanError(
             f"the {option} text of {run.folder} is not at {getattr(data, option)}: say where it is "
-            f"with --corpus PATH{whole}, or the argument corpus"
+            f"with --corpus PATH{part}, or the argument corpus"
         )
     return prepare(
         texts,
@@ -87,6 +91,7 @@ def _prepared(
         field=field or data.field,
         with_tokenizer=run.tokenizer,
         progress=progress,
+        whole=split == ALL if whole is None else whole,
     )
 
 
@@ -99,16 +104,14 @@ def check_field(corpus: str, field: str | None) -> None:
         )
 
 
-def split_of(prepared: TokenizedCorpus, corpus: str, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens of one split or of all, and the indices at which documents start."""
-    if name != ALL and name not in prepared.splits:
+def split_of(
+    prepared: TokenizedCorpus, corpus: str, name: str
+) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Tokens of a split, the indices at which documents start, and whether decoding does not restore
+    the text."""
+    if name not in prepared.splits:
         raise MemspanError(
             f"{corpus} has no split {name}: use {', '.join(prepared.splits)} or {ALL}"
         )
-    splits = list(prepared.splits.values()) if name == ALL else [prepared.splits[name]]
-    if len(splits) == 1:
-        # Not copied: it may be larger than memory.
-        return splits[0].tokens, splits[0].document_starts
-    before = np.cumsum([0, *(len(split.tokens) for split in splits[:-1])])
-    starts = [split.document_starts + n for split, n in zip(splits, before, strict=True)]
-    return np.concatenate([split.tokens for split in splits]), np.concatenate(starts)
+    split = prepared.splits[name]
+    return split.tokens, split.document_starts, split.altered
