@@ -89,8 +89,12 @@ def test_continuations_score_as_by_the_model_itself(name: str) -> None:
         expected = logits.log_softmax(2).gather(2, tokens[:, 1:, None]).sum().item()
         assert score == pytest.approx(expected, rel=1e-6)
         assert greedy == (logits.argmax(2) == tokens[:, 1:]).all()
-    alone = asked(model, "loglikelihood", *(("", text) for text in TEXTS if text))
-    assert [score for score, _ in alone] == pytest.approx([s for s in documents(model) if s])
+    # Without a context, after what generate() opens with.
+    alone, opened = (
+        asked(model, "loglikelihood", *((context, text) for text in TEXTS if text))
+        for context in ("", "\n")
+    )
+    assert alone == opened
 
 
 def test_a_context_is_read_once_for_all_that_follows_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,6 +116,24 @@ def test_a_token_across_the_border_is_scored(kind: str) -> None:
     joined, apart = asked(model, "loglikelihood", ("Memory ", "is what"), ("Memory", " is what"))
     assert joined == apart
     assert joined[0] < 0
+
+
+def test_a_context_may_end_inside_an_unknown_word() -> None:
+    """The word, which begins in the context and ends in the continuation, is scored."""
+    model = MemspanLM(run_of("lstm", train_tokenizer("words", [TEXT.encode()])))
+    pairs = [
+        ("Memory qu", "agga"),
+        ("Memory qu", "agga is"),
+        ("qu", "agga"),
+        ("Memory", " quagga is"),
+    ]
+    one, two, alone, whole = asked(model, "loglikelihood", *pairs)
+    assert two == whole
+    assert 0 > one[0] > two[0]
+    assert alone[0] < 0
+    characters = MemspanLM(run_of("lstm", train_tokenizer("characters", [TEXT.encode()])))
+    odd, known = asked(characters, "loglikelihood", ("é", "a"), ("\0", "a"))
+    assert odd == known
 
 
 def test_unknown_tokens_are_reported(caplog: pytest.LogCaptureFixture) -> None:

@@ -102,7 +102,7 @@ class MemspanLM(LM):
         """The log-probability of each continuation of ``(context, continuation)``, in nats, and whether
         greedy generation would write it.
 
-        After an empty context the first token's input is that of a text's start.
+        An empty context is a line break, as in :func:`memspan.generate`.
 
         Raises:
             MemspanError: a continuation is empty.
@@ -159,16 +159,24 @@ class MemspanLM(LM):
         They are cut from those of the whole text: a token that begins in the context and ends in the
         continuation belongs to the latter.
         """
+        tokenizer = self.run.tokenizer
         whole, before = self._encode(context + continuation), self._encode(context)
         n = min(len(whole), len(before))
         same = whole[:n] == before[:n]
         n = n if same.all() else int(same.argmin())
+        if n and n == len(before) and before[-1] == tokenizer.unknown:
+            # Unknown before and after: does it go on, as the first half of a word does?
+            n -= len(whole) < len(before) + len(self._encode(continuation))
         if n == len(whole):
             raise MemspanError(
                 f"there is nothing to score after {context[-60:]!r}: give the task's choices and "
                 "targets some text"
             )
-        return (whole[:n] if n else np.array([START])), whole[n:]
+        return (whole[:n] if n else self._encode_opening()), whole[n:]
+
+    def _encode_opening(self) -> np.ndarray:
+        """The tokens that stand for an empty context."""
+        return self.run.tokenizer.encode(self.run.tokenizer.opening)
 
     def _report_unknown(self, texts: Iterable[np.ndarray]) -> None:
         """Warn of scores that are better than the text's: the harness cannot leave them out."""
