@@ -29,6 +29,10 @@ def refuse_unknown(what: str, name: str | None, known: object) -> None:
         raise MemspanError(f"there is no {what} {name!r}: use {', '.join(get_args(known))}")
 
 
+class UnreadableError(MemspanError):
+    """A file could not be read now; that says nothing about its content."""
+
+
 class StaleReaderError(MemspanError):
     """A reader's model has changed since it was made."""
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from memspan.errors import MemspanError
+from memspan.errors import MemspanError, UnreadableError
 
 try:
     import fcntl
@@ -21,12 +21,15 @@ FOLDERS_OPEN = os.open in os.supports_dir_fd
 """Whether this system opens folders like files; Windows does not."""
 
 
-def write_atomically(path: Path, content: bytes | Iterable[bytes | memoryview]) -> None:
+def write_atomically(
+    path: Path, content: bytes | Iterable[bytes | memoryview], *, make_folder: bool = True
+) -> None:
     """Write ``content`` under a temporary name, flush it to disk, then rename it to ``path``.
 
     Args:
-        path: the file; its folder is made if it is missing.
+        path: the file.
         content: all of it, or pieces in order; what their iterator raises is passed on.
+        make_folder: make the file's folder if it is missing.
 
     Raises:
         MemspanError: the disk is full or the folder cannot be written. Whatever is raised, the old
@@ -34,7 +37,8 @@ def write_atomically(path: Path, content: bytes | Iterable[bytes | memoryview]) 
     """
     temporary = _temporary(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if make_folder:
+            path.parent.mkdir(parents=True, exist_ok=True)
         temporary.unlink(missing_ok=True)
         # Exclusive: a link planted under that name would lead elsewhere.
         with open(temporary, "xb") as file:
@@ -105,6 +109,15 @@ def read_limited(path: Path, limit: int) -> bytes:
     return content
 
 
+def unreadable(path: Path | str, error: OSError) -> MemspanError:
+    """The error for a file of ours that was not read: the system refused, or it is not such a file."""
+    if error.errno:
+        return UnreadableError(
+            f"cannot read {path} ({error.strerror}): check its permissions and the disk, then try again"
+        )
+    return MemspanError(f"{path} is damaged ({error.strerror}): restore it")
+
+
 def sync_folder(folder: Path) -> None:
     """Flush renames inside ``folder`` to disk; where folders cannot be opened, the system does that."""
     if FOLDERS_OPEN:
@@ -136,7 +149,7 @@ def only_writer(folder: Path) -> Iterator[None]:
             flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
             for path, how in ((folder, os.O_RDONLY), (folder / ".lock", flags)) if LOCKS else ():
                 handle = os.open(path, how, 0o644)
-                opened.callback(os.close, handle)
+                opened.callback(_close, handle)
                 if _lock(handle):
                     break
         except BlockingIOError:
@@ -150,6 +163,12 @@ def only_writer(folder: Path) -> Iterator[None]:
                 "space or choose another folder"
             ) from None
         yield
+
+
+def _close(handle: int) -> None:
+    # Nothing was written to it that could be lost.
+    with contextlib.suppress(OSError):
+        os.close(handle)
 
 
 def _lock(handle: int) -> bool:

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from memspan.errors import MemspanError
-from memspan.files.disk import write_atomically
+from memspan.files.disk import unreadable, write_atomically
 
 SEAL = "sha256"
 TYPES = {
@@ -51,7 +51,13 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     return total.hexdigest()
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> str:
+def save_tensors(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    header: Mapping[str, str],
+    *,
+    make_folder: bool = True,
+) -> str:
     """Write ``tensors`` atomically, with ``header`` and a checksum of both in the file's metadata.
 
     Each is looked up several times and held only while it is used, so a mapping that reads or copies
@@ -65,7 +71,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str,
             :data:`TYPES`.
     """
     sealed = _seal(header, tensors)
-    write_atomically(path, _content(tensors, header, sealed))
+    write_atomically(path, _content(tensors, header, sealed), make_folder=make_folder)
     return sealed
 
 
@@ -151,15 +157,19 @@ def named(source: Path | IO[bytes]) -> str:
 @contextlib.contextmanager
 def _opened(source: Path | IO[bytes]) -> Iterator[Any]:
     """A safetensors file; errors in reading it name it."""
-    if isinstance(source, Path) and not source.is_file():
-        raise MemspanError(f"{source} is missing: check the path, or restore the file")
     try:
+        if isinstance(source, Path) and not source.is_file():
+            raise MemspanError(f"{source} is missing: check the path, or restore the file")
         if not isinstance(source, Path):
             yield _InMemory(source.read())
             return
         with safe_open(source, framework="pt") as file:
             yield file
-    except (SafetensorError, OSError, ValueError, TypeError, RuntimeError, AttributeError) as error:
+    except MemspanError:
+        raise
+    except OSError as error:
+        raise unreadable(named(source), error) from None
+    except (SafetensorError, ValueError, TypeError, RuntimeError, AttributeError) as error:
         raise MemspanError(
             f"{named(source)} is damaged, or not a safetensors file ({error}): restore it or write it "
             "again"

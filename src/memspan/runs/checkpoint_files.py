@@ -20,12 +20,12 @@ from torch import Tensor
 
 from memspan.data.token_files import Identity, recorded
 from memspan.errors import MemspanError
-from memspan.files.disk import read_limited, write_atomically
+from memspan.files.disk import read_limited, unreadable, write_atomically
 from memspan.files.tensors import SEAL, load_tensors, save_tensors
 from memspan.models import LanguageModel
 from memspan.models.options import BackboneConfig
 from memspan.runs import history
-from memspan.runs.folder import BOUND
+from memspan.runs.folder import BOUND, checksum
 from memspan.runs.options import RunConfig
 
 STATE = "state.json"
@@ -91,7 +91,7 @@ def write_state(folder: Path, state: State, files: Mapping[str, str]) -> None:
     """Write the ``state.json`` of the checkpoint in ``folder``, with the checksums ``files``."""
     content = json.dumps({**state, "files": dict(files)}, indent=1, sort_keys=True)
     check = hashlib.sha256(content.encode()).hexdigest()
-    write_atomically(folder / STATE, f"{content}\n{check}\n".encode())
+    write_atomically(folder / STATE, f"{content}\n{check}\n".encode(), make_folder=False)
 
 
 def read_state(folder: Path) -> State:
@@ -112,7 +112,9 @@ def read_state(folder: Path) -> State:
         recorded(state["corpus"])
     except FileNotFoundError:
         raise MemspanError(f"{path} is missing: restore it") from None
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise MemspanError(f"{path} is damaged ({error}): restore it") from None
     return state
 
@@ -120,7 +122,10 @@ def read_state(folder: Path) -> State:
 def write_tensors(folder: Path, saved: Checkpoint, bound: Mapping[str, str]) -> dict[str, str]:
     """Write both files of tensors; the checksums of all files, ``bound`` included, by name."""
     about, files = header(saved.state, bound), {WEIGHTS: saved.weights, TRAINING: saved.training}
-    sums = {name: save_tensors(folder / name, tensors, about) for name, tensors in files.items()}
+    sums = {
+        name: save_tensors(folder / name, tensors, about, make_folder=False)
+        for name, tensors in files.items()
+    }
     return {**bound, **sums}
 
 
@@ -147,8 +152,7 @@ def refuse_changes(folder: Path, bound: Mapping[str, str]) -> None:
     """Refuse files that have changed since weights were saved with the checksums ``bound``, other than
     by resuming with new options."""
     for name in BOUND:
-        path = folder / name
-        check = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "missing"
+        check = checksum(folder / name)
         if bound.get(name) == check:
             continue
         if name == "config.toml":

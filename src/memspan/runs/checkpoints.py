@@ -11,7 +11,9 @@ own ``model.safetensors``.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -19,9 +21,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from memspan.errors import MemspanError
-from memspan.files.disk import link_atomically, sync_folder, write_atomically
-from memspan.files.tensors import checked_header, save_tensors
+from memspan.errors import MemspanError, UnreadableError
+from memspan.files.disk import link_atomically, sync_folder, unreadable, write_atomically
+from memspan.files.tensors import SEAL, checked_header, read_header, save_tensors
 from memspan.invocation import command
 from memspan.runs import shards
 from memspan.runs.checkpoint_files import (
@@ -72,10 +74,20 @@ def latest(folder: Path) -> SavedCheckpoint:
 
 
 def steps_of(folder: Path) -> list[int]:
-    """Steps of the complete checkpoints of the run in ``folder``, ascending."""
-    found = (folder / CHECKPOINTS).glob("step-*")
-    steps = (int(p.name[5:]) for p in found if p.is_dir() and p.name[5:].isdecimal())
-    return sorted(step for step in steps if _step_folder(folder, step).is_dir())
+    """Steps of the complete checkpoints of the run in ``folder``, ascending.
+
+    Raises:
+        UnreadableError: they could not be listed, which does not mean that there are none.
+    """
+    try:
+        with os.scandir(folder / CHECKPOINTS) as entries:
+            names = [entry.name for entry in entries if entry.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise unreadable(folder / CHECKPOINTS, error) from None
+    steps = [int(name[5:]) for name in names if re.fullmatch("step-[0-9]{1,18}", name)]
+    return sorted(step for step in steps if folder_name(step) in names)
 
 
 def no_checkpoint(folder: Path) -> MemspanError:
@@ -91,6 +103,9 @@ def _suggesting_older(source: Path) -> Iterator[None]:
     """Name the checkpoint to continue from instead in an error about the one in ``source``."""
     try:
         yield
+    except UnreadableError:
+        # It may well be good.
+        raise
     except MemspanError as error:
         folder = source.parents[1]
         older = [step for step in steps_of(folder) if _step_folder(folder, step) != source]
@@ -117,8 +132,7 @@ def save(lock: RunLock, checkpoint: Checkpoint, best: bool, keep: int) -> None:
     """
 
     def write(building: Path) -> dict[str, str]:
-        shutil.rmtree(building, ignore_errors=True)
-        building.mkdir(parents=True)
+        _make(building)
         return write_tensors(building, checkpoint, lock.checksums)
 
     _add(lock, checkpoint.state, best, keep, write)
@@ -143,14 +157,20 @@ def _add(
             sync_folder(target.parent)
         if best:
             _publish(target, folder / WEIGHTS)
-    except (OSError, MemspanError) as error:
+        lock.refuse_moved()
+        _settle(folder, state["best_step"], keep)
+    except Exception as error:
         shutil.rmtree(building, ignore_errors=True)
         # If the folder is gone, that explains whatever failed in it.
         lock.refuse_moved()
-        if isinstance(error, MemspanError):
-            raise
         raise failed_save(folder, error) from None
-    _settle(folder, state["best_step"], keep)
+
+
+def _make(building: Path) -> None:
+    """Make the folder of a new checkpoint, but not that of the run, which may have been deleted."""
+    shutil.rmtree(building, ignore_errors=True)
+    building.parent.mkdir(exist_ok=True)
+    building.mkdir()
 
 
 def new_shards(folder: Path, step: int) -> Path | None:
@@ -159,8 +179,8 @@ def new_shards(folder: Path, step: int) -> Path | None:
         return None
     building = _building(folder, step)
     try:
-        shutil.rmtree(building, ignore_errors=True)
-        (building / SHARDS).mkdir(parents=True)
+        _make(building)
+        (building / SHARDS).mkdir()
     except OSError as error:
         raise failed_save(folder, error) from None
     return building / SHARDS
@@ -172,12 +192,20 @@ def drop_shards(folder: Path, step: int) -> None:
 
 
 def failed_save(folder: Path, error: BaseException) -> MemspanError:
-    """The error for a checkpoint that could not be written."""
-    reason = getattr(error, "strerror", None) or str(error)
-    return MemspanError(
-        f"cannot save a checkpoint in {folder} ({reason}): free some space, then go on with "
-        f"--resume {folder}; the last checkpoint is untouched"
-    )
+    """The error for a checkpoint that could not be written; it says what there is to go on from."""
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    remedy = "free some space, then " if isinstance(error, OSError) else ""
+    try:
+        steps = steps_of(folder)
+    except UnreadableError:
+        steps = []
+    if steps:
+        kept = (
+            f"{remedy}go on with --resume {folder}; the checkpoint of step {steps[-1]} is untouched"
+        )
+    else:
+        kept = f"{remedy}start again, since there was no checkpoint yet"
+    return MemspanError(f"cannot save a checkpoint in {folder} ({reason}): {kept}")
 
 
 def _publish(source: Path, published: Path) -> None:
@@ -187,7 +215,7 @@ def _publish(source: Path, published: Path) -> None:
     else:
         state = read_state(source)
         weights = shards.opened(source, state).weights
-        save_tensors(published, weights, header(state, bound_files(state)))
+        save_tensors(published, weights, header(state, bound_files(state)), make_folder=False)
 
 
 # --- repair and conversion ----------------------------------------------------------------------------
@@ -257,10 +285,18 @@ def _settle(folder: Path, best_step: int | None, keep: int) -> None:
     steps = steps_of(folder)
     named = folder / CHECKPOINTS / BEST
     if best_step in steps:
-        write_atomically(named, f"{folder_name(best_step)}\n".encode())
+        write_atomically(named, f"{folder_name(best_step)}\n".encode(), make_folder=False)
     else:
         named.unlink(missing_ok=True)
-    for old in steps[:-keep] if keep else []:
+    outdated = steps[:-keep] if keep else []
+    if outdated:
+        try:
+            _refuse_unusable(folder, steps[-1])
+        except MemspanError as error:
+            # What is older may be all that can be gone on from.
+            logging.getLogger("memspan").warning(f"old checkpoints are kept: {error}")
+            return
+    for old in outdated:
         if old != best_step:
             # Renamed first: half a checkpoint must not look like a complete one.
             doomed = _step_folder(folder, old).with_name(f".step-{old:08d}.old.tmp")
@@ -269,13 +305,23 @@ def _settle(folder: Path, best_step: int | None, keep: int) -> None:
     _delete((folder / CHECKPOINTS).glob(".step-*.old.tmp"))
 
 
+def _refuse_unusable(folder: Path, step: int) -> None:
+    """Refuse a checkpoint that could not be gone on from; of its tensors only the headers are read."""
+    source = _step_folder(folder, step)
+    state = read_state(source)
+    refuse_changes(folder, state["files"])
+    for name in (WEIGHTS, TRAINING) if WEIGHTS in state["files"] else ():
+        if read_header(source / name).get(SEAL) != state["files"].get(name):
+            raise MemspanError(f"{source / name} cannot be read, or is another checkpoint's")
+
+
 def _delete(leftovers: Iterable[Path]) -> None:
     """Delete files and folders; what cannot be deleted is tried again at every save."""
-    for left in leftovers:
-        if left.is_dir() and not left.is_symlink():
-            shutil.rmtree(left, ignore_errors=True)
-        else:
-            with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):
+        for left in leftovers:
+            if left.is_dir() and not left.is_symlink():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
                 left.unlink()
 
 

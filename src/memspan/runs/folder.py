@@ -6,6 +6,7 @@ The trained runs that come with memspan are read by name, like any other, and ne
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 
 from memspan.errors import MemspanError
-from memspan.files.disk import only_writer, read_limited
+from memspan.files.disk import only_writer, read_limited, unreadable
 from memspan.invocation import command
 
 CHECKPOINTS = "checkpoints"
@@ -110,6 +111,29 @@ BOUND = ("config.toml", "tokenizer.json")
 """Files whose checksums are in every checkpoint."""
 
 
+MISSING = "missing"
+"""In place of a file's checksum."""
+GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
+"""What the system says of a folder that is not there any more."""
+
+
+def checksum(path: Path) -> str:
+    """SHA-256 of a file in :data:`BOUND`, or :data:`MISSING`.
+
+    Raises:
+        UnreadableError: it is there, but could not be read.
+    """
+    # Loads OpenSSL, which help and other verbs do not need.
+    import hashlib
+
+    try:
+        return hashlib.sha256(read_limited(path, LIMIT)).hexdigest()
+    except FileNotFoundError:
+        return MISSING
+    except OSError as error:
+        raise unreadable(path, error) from None
+
+
 class RunLock:
     """A run's folder, locked by this process."""
 
@@ -120,24 +144,33 @@ class RunLock:
         self._identity = os.stat(folder)
 
     def load(self) -> None:
-        """Take the checksums of the files in :data:`BOUND`."""
-        # Loads OpenSSL, which help and other verbs do not need.
-        import hashlib
+        """Take the checksums of the files in :data:`BOUND`.
 
-        for name in BOUND:
-            with contextlib.suppress(OSError):
-                content = read_limited(self.folder / name, LIMIT)
-                self.checksums[name] = hashlib.sha256(content).hexdigest()
+        Raises:
+            MemspanError: one is missing or could not be read: no checkpoint is bound to it then.
+        """
+        checksums = {name: checksum(self.folder / name) for name in BOUND}
+        for name, check in checksums.items():
+            if check == MISSING:
+                raise MemspanError(f"{self.folder / name} is missing: restore it")
+        self.checksums = checksums
 
     def refuse_moved(self) -> None:
         """Raise :class:`MemspanError` if the folder was moved, deleted or replaced."""
-        with contextlib.suppress(OSError):
+        try:
             if os.path.samestat(os.stat(self.folder), self._identity):
+                for name in BOUND if self.checksums else ():
+                    # Whoever deletes a folder deletes what is in it first.
+                    os.stat(self.folder / name)
+                return
+        except OSError as error:
+            if error.errno not in GONE:
+                # It may pass. If not, what is written next fails.
                 return
         raise MemspanError(
-            f"the run's folder {self.folder} was moved, deleted or replaced while it was trained: its "
-            "checkpoints are as they were; go on from the last one with --resume and the path where "
-            "the folder is now"
+            f"the run's folder {self.folder} was moved, deleted or replaced while it was trained, "
+            "and nothing was made anew there: go on from its last checkpoint with --resume and the "
+            "path where it is now"
         )
 
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from memspan.errors import MemspanError
-from memspan.files.disk import read_limited, write_atomically
+from memspan.files.disk import read_limited, unreadable, write_atomically
 from memspan.runs.folder import RunLock
 
 NAME = "history.jsonl"
@@ -43,7 +43,9 @@ def read(folder: Path) -> list[Change]:
         return [Change(**json.loads(line)) for line in lines]
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except (ValueError, TypeError, RecursionError) as error:
         raise MemspanError(f"{path} is damaged ({error}): restore it") from None
 
 
@@ -61,9 +63,9 @@ def record(lock: RunLock, step: int, changed: dict[str, list[object]], config: b
     if changed:
         changes = [*changes, Change(step, changed, before, hashlib.sha256(config).hexdigest())]
     if changes != known:
-        write_atomically(lock.folder / NAME, content(changes))
+        write_atomically(lock.folder / NAME, content(changes), make_folder=False)
     if changed:
-        write_atomically(lock.folder / "config.toml", config)
+        write_atomically(lock.folder / "config.toml", config, make_folder=False)
         lock.load()
 
 

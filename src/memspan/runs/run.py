@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +49,8 @@ class Run:
 def create(lock: RunLock, config: RunConfig[BackboneConfig], tokenizer: Tokenizer) -> None:
     """Begin a run in the locked folder, or begin one anew that ended before its first checkpoint."""
     folder = lock.folder
-    if (folder / WEIGHTS).exists() or checkpoints.steps_of(folder):
+    # Listed, since what cannot be looked at may be there all the same.
+    if WEIGHTS in os.listdir(folder) or checkpoints.steps_of(folder):
         raise MemspanError(
             f"{folder} holds a run already: choose another --out, or continue it with "
             f"--resume {folder}"

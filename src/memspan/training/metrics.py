@@ -21,7 +21,7 @@ from torch import Tensor
 
 from memspan.errors import MemspanError
 from memspan.evaluation import Scores, percent
-from memspan.files.disk import write_atomically
+from memspan.files.disk import unreadable, write_atomically
 from memspan.files.pictures import png
 from memspan.models.options import Plot
 from memspan.training.optimisers import learning_rate
@@ -66,19 +66,21 @@ def refuse_missing(trackers: Iterable[str]) -> None:
 def _json_lines(folder: Path, step: int) -> Logger:
     path = folder / "metrics.jsonl"
     earlier = [record for record in read(path) if record["step"] <= step]
-    write_atomically(path, "".join(json.dumps(record) + "\n" for record in earlier).encode())
+    lines = "".join(json.dumps(record) + "\n" for record in earlier)
+    write_atomically(path, lines.encode(), make_folder=False)
+    # Kept open, so that a folder that is put in this one's place is left alone. Every record is written
+    # at once.
+    file = open(path, "ab", buffering=0)  # noqa: SIM115
 
     def log(step: int, record: Record) -> None:
         try:
-            with open(path, "a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": step, **record}) + "\n")
+            file.write((json.dumps({"step": step, **record}) + "\n").encode())
         except OSError as error:
             raise MemspanError(
                 f"cannot write {path} ({error.strerror}): free some space, then --resume"
             ) from None
 
-    # Every record is written at once.
-    return Logger(log, close=lambda: None)
+    return Logger(log, file.close)
 
 
 def _tensorboard(folder: Path) -> Logger:
@@ -231,7 +233,11 @@ def read(path: Path) -> list[dict[str, Any]]:
     """All records of a ``metrics.jsonl``; lines that a crash cut short are left out."""
     records = []
     if path.is_file():
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise unreadable(path, error) from None
+        for line in text.splitlines():
             try:
                 record = json.loads(line)
             # ValueError: also a number of thousands of digits. RecursionError: nested as deep.
@@ -278,7 +284,7 @@ def plot(folder: Path, plots: Sequence[Plot] = ()) -> list[Path]:
                 axes.legend()
 
         # Written like everything else: completely or not at all, and never through a link.
-        write_atomically(folder / name, png(on, 7, 4.2, dpi=120))
+        write_atomically(folder / name, png(on, 7, 4.2, dpi=120), make_folder=False)
         pictures.append(folder / name)
 
     kinds = ("train", "validation")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,19 @@ def train(
         model = memspan.load(folder).model
     """
     folder, console = Path(folder), console or Console(quiet=True)
+    with _refusals(folder):
+        _train(config, folder, init_from, console, processes, optimiser)
+    return folder
+
+
+def _train(
+    config: RunConfig[BackboneConfig],
+    folder: Path,
+    init_from: str | Path | None,
+    console: Console,
+    processes: Processes,
+    optimiser: MakeOptimiser | None,
+) -> None:
     config = with_optimiser(config, optimiser)
     refuse_sharing(config, processes, begins=True)
     device = own_device(device_for(config.train.device))
@@ -106,7 +120,22 @@ def train(
         if lock is not None:
             create(lock, config, prepared.tokenizer)
         Trainer(state, Checkpointer(state, folder, lock), console).fit()
-    return folder
+
+
+@contextmanager
+def _refusals(folder: Path) -> Iterator[None]:
+    """Turn what the system refuses into one line."""
+    try:
+        yield
+    except BrokenPipeError:
+        # Of the console, whose reader has gone.
+        raise
+    except OSError as error:
+        which = f", {error.filename}" if error.filename else ""
+        raise MemspanError(
+            f"the system refused a file ({error.strerror or error}{which}): check the disk and the "
+            f"permissions, then try again; what was saved in {folder} is kept"
+        ) from error
 
 
 def resume(
@@ -142,11 +171,12 @@ def resume(
     """
     console = console or Console(quiet=True)
     again = "--resume goes on from a run's newest one (--init-from takes the weights of any)"
-    folder = run_alone(folder, again)
-    # Refuses what is not a run before a folder is made for the lock.
-    load_config(folder)
-    with _locked(folder, processes) as lock:
-        return _resume(folder, lock, console, processes, config, optimiser)
+    with _refusals(Path(folder)):
+        folder = run_alone(folder, again)
+        # Refuses what is not a run before a folder is made for the lock.
+        load_config(folder)
+        with _locked(folder, processes) as lock:
+            return _resume(folder, lock, console, processes, config, optimiser)
 
 
 def _resume(

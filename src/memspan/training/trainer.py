@@ -4,7 +4,9 @@ and the checkpoints that it writes."""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Event
 
@@ -17,7 +19,7 @@ from memspan.errors import MemspanError, NonFiniteError
 from memspan.invocation import command
 from memspan.ops.native.waiting import sharing_cores
 from memspan.runs import checkpoints
-from memspan.runs.checkpoint_files import State
+from memspan.runs.checkpoint_files import Checkpoint, State
 from memspan.runs.folder import RunLock
 from memspan.runs.shards import save_shards
 from memspan.training.metrics import MetricLogger, loggers
@@ -61,19 +63,34 @@ class Checkpointer:
         self.refuse_moved()
         if state.mesh is None:
             assert self._lock is not None
-            checkpoints.save(self._lock, state.snapshot(), best, self._keep)
+            checkpoints.save(self._lock, self._snapshot(), best, self._keep)
             return
         self._wait()
         new = None if self._lock is None else checkpoints.new_shards(self.folder, state.step)
         if (folder := state.processes.of_first(new)) is not None:
-            checkpoint = state.snapshot()
+            checkpoint = self._snapshot()
             writing = save_shards(folder, checkpoint, self._group)
             self._last = self._thread.submit(self._commit, writing, checkpoint.state, best)
+
+    def _snapshot(self) -> Checkpoint:
+        try:
+            return self._state.snapshot()
+        except Exception as error:
+            raise checkpoints.failed_save(self.folder, error) from error
 
     def refuse_moved(self) -> None:
         """Raise :class:`~memspan.errors.MemspanError` where the folder was moved or deleted."""
         if self._lock is not None:
             self._lock.refuse_moved()
+
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """If something fails and the folder is gone, say that instead."""
+        try:
+            yield
+        except (OSError, MemspanError):
+            self.refuse_moved()
+            raise
 
     def finish(self) -> None:
         """Wait until all saves of all processes are complete."""
@@ -126,7 +143,12 @@ class Trainer:
         writes = state.processes.first
         logged = loggers(checkpointer.folder, options.tracker, state.step) if writes else []
         metrics, asked, stopped = MetricLogger(state, logged, self.console), Event(), False
-        with stoppable(asked.set), progress(self.console, state.steps) as show:
+        with (
+            closing(metrics),
+            checkpointer.explaining(),
+            stoppable(asked.set),
+            progress(self.console, state.steps) as show,
+        ):
             show(completed=state.step)
             while not state.is_finished:
                 checkpointer.refuse_moved()
@@ -144,7 +166,6 @@ class Trainer:
                 if is_best or state.is_finished or _is_due(options.save_every, state.step):
                     checkpointer.save()
             checkpointer.finish()
-        metrics.close()
         if stopped:
             again = command("train", "--resume", checkpointer.folder)
             self.console.print(f"stopped at step {state.step:,}; continue with: {again}")
@@ -152,6 +173,7 @@ class Trainer:
         if state.stops_early:
             self.console.print(f"stopped early at step {state.step:,}: {state.patience_in_words()}")
         checkpointer.export()
+        checkpointer.refuse_moved()
         if writes or state.parallel.sharded:
             conclude(self.console, state, checkpointer.folder)
 
