@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+import numpy as np
 import pytest
 import torch
 
@@ -222,6 +225,58 @@ def test_what_could_not_be_resumed_is_not_saved() -> None:
     make = keeping({"large": 1}, least=64)
     with pytest.raises(MemspanError, match="not be resumed: let it choose by names and dimensions"):
         memspan.train(options("adamw"), "run", optimiser=make)
+
+
+class Hiding(torch.optim.SGD):
+    """Each step depends on what ``hide`` changes."""
+
+    def __init__(self, groups: Groups, hide: Callable[[Any, list[Any]], object]) -> None:
+        super().__init__(groups)
+        self.hide, self.kept, self.inner = hide, [0], torch.optim.Adam(groups)
+        self.generator, self.buffer = torch.Generator(), torch.zeros(2)
+        for group in self.param_groups:
+            group.update(pair=(0, 0), mode="even", scales=torch.ones(2))
+
+    def step(self) -> None:  # type: ignore[override]
+        super().step()
+        self.hide(self, [p for group in self.param_groups for p in group["params"]])
+
+
+HIDDEN: dict[str, Callable[[Any, list[Any]], object]] = {
+    "attribute 'count'": lambda own, _: setattr(own, "count", getattr(own, "count", 0) + 1),
+    "attribute 'kept'": lambda own, _: own.kept.append(1),
+    "attribute 'buffer'": lambda own, _: own.buffer.add_(1),
+    "attribute 'generator'": lambda own, _: torch.randn(1, generator=own.generator),
+    "attribute 'inner'": lambda own, _: own.inner.step(),
+    "'pair' in group 0": lambda own, _: own.param_groups[0].update(pair=(1, 2)),
+    "'mode' in group 1": lambda own, _: own.param_groups[1].update(mode="odd"),
+    "'scales' in group 0": lambda own, _: own.param_groups[0]["scales"].mul_(2),
+    "numpy's random numbers": lambda *_: np.random.rand(),  # noqa: NPY002
+    "Python's random numbers": lambda *_: random.random(),
+    "keeps one tensor, 'one'": lambda own, ps: [own.state[p].update(one=own.buffer) for p in ps],
+    "or a parameter itself": lambda own, ps: [own.state[p].update(own=p.data) for p in ps],
+}
+
+
+@pytest.mark.parametrize("place", HIDDEN)
+def test_what_an_optimiser_keeps_elsewhere_is_refused(place: str) -> None:
+    """Checkpoints do not hold it: resumed, it would make other steps, in silence."""
+    with pytest.raises(MemspanError) as refusal:
+        memspan.train(options("adamw"), "run", optimiser=lambda g: Hiding(g, HIDDEN[place]))
+    assert place in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+    assert not Path("run").exists()
+
+
+def test_what_it_keeps_elsewhere_later_is_not_saved() -> None:
+    def late(own: Any, parameters: list[torch.Tensor]) -> None:
+        # Stand-ins are small.
+        if max(p.numel() for p in parameters) > 64:
+            own.buffer.add_(1)
+
+    with pytest.raises(MemspanError, match="a step of Hiding changes attribute 'buffer'"):
+        memspan.train(options("adamw"), "run", optimiser=lambda g: Hiding(g, late))
+    memspan.train(options("adamw"), "same", optimiser=lambda g: Hiding(g, lambda *_: None))
 
 
 def test_an_own_optimiser_is_given_again() -> None:

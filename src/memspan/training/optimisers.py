@@ -6,12 +6,15 @@ checkpoints can hold it, and whether a checkpoint's state has its form.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,6 +23,7 @@ from memspan.errors import MemspanError
 from memspan.models import LanguageModel
 from memspan.models.options import BackboneConfig
 from memspan.runs.options import RunConfig
+from memspan.training import elsewhere
 from memspan.training.options import OptimConfig
 
 Groups = list[dict[str, Any]]
@@ -156,6 +160,7 @@ class Optimiser:
         self.name = config.optimiser if own is None else type(self.optimizer).__name__
         """For the user's own optimiser, the name of its class."""
         self._begun_with = _numbers(self.optimizer)
+        self._elsewhere = elsewhere.kept(self.optimizer) if own is not None else None
 
     def step(self, learning_rate: float) -> None:
         """Update the parameters by their gradients."""
@@ -164,6 +169,8 @@ class Optimiser:
 
     def tensors(self) -> dict[str, Tensor]:
         """Its state: ``PARAMETER/KEY``, and ``GROUP/KEY`` for numbers of a group that have changed."""
+        if self._elsewhere is not None:
+            _refuse_elsewhere(self.optimizer, self._elsewhere, drawn=False)
         names = {id(p): name for name, p in self._parameters.items()}
         found: dict[str, Tensor] = {}
         for parameter, values in self.optimizer.state.items():
@@ -239,8 +246,12 @@ def _tried(make: MakeOptimiser, groups: Groups) -> Iterator[tuple[str, Tensor, d
     names = {id(p): n for g in groups for n, p in zip(g["names"], g["params"], strict=True)}
     parameters = [parameter for group in groups for parameter in group["params"]]
     # Without effect on the run's random numbers.
-    with torch.random.fork_rng(devices={p.device for p in parameters if p.is_cuda}):
+    with (
+        torch.random.fork_rng(devices={p.device for p in parameters if p.is_cuda}),
+        _other_random_numbers_kept(),
+    ):
         optimizer = _made(make, groups)
+        before = elsewhere.kept(optimizer)
         for parameter in parameters:
             parameter.grad = torch.ones_like(parameter)
         try:
@@ -251,6 +262,7 @@ def _tried(make: MakeOptimiser, groups: Groups) -> Iterator[tuple[str, Tensor, d
                 f"{type(optimizer).__name__} cannot make a step by gradients alone ({reason}): it gets "
                 "no closure, and with fsdp sharded parameters; choose another optimiser"
             ) from error
+        _refuse_elsewhere(optimizer, before)
     for owner, values in optimizer.state.items():
         for key, value in values.items() if id(owner) in names else [(owner, values)]:
             if id(owner) not in names or not _is_held(key, value):
@@ -260,6 +272,39 @@ def _tried(make: MakeOptimiser, groups: Groups) -> Iterator[tuple[str, Tensor, d
                 )
     for parameter in parameters:
         yield names[id(parameter)], parameter, optimizer.state.get(parameter, {})
+
+
+@contextlib.contextmanager
+def _other_random_numbers_kept() -> Iterator[None]:
+    """Leave numpy's and Python's random numbers as they were."""
+    ours, pythons = np.random.get_state(), random.getstate()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        np.random.set_state(ours)  # noqa: NPY002
+        random.setstate(pythons)
+
+
+def _refuse_elsewhere(
+    optimizer: torch.optim.Optimizer, before: Mapping[str, str], drawn: bool = True
+) -> None:
+    """Refuse what has changed since ``before`` where checkpoints do not hold it; ``drawn``: also if it
+    is random numbers, which others may have drawn."""
+    remedy = (
+        "checkpoints do not hold that, and the run could not be resumed bit for bit: keep tensors and "
+        "numbers in its state for each parameter, numbers in its groups, and draw torch's random "
+        "numbers"
+    )
+    name = type(optimizer).__name__
+    for place in elsewhere.changed(before, elsewhere.kept(optimizer)):
+        if drawn or "random numbers" not in place:
+            raise MemspanError(f"a step of {name} changes {place}: {remedy}")
+    if key := elsewhere.shared(optimizer):
+        raise MemspanError(
+            f"{name} keeps one tensor, {key[:40]!r}, for several parameters, or a parameter itself: "
+            "checkpoints would hold a copy for each, and the run could not be resumed bit for bit; "
+            "keep a tensor of its own for each parameter"
+        )
 
 
 def _is_held(key: object, value: object) -> bool:
