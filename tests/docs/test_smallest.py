@@ -45,11 +45,18 @@ def test_trains(
     """As `python NAME.py` does, on the first letters of the rhyme."""
     monkeypatch.setattr(learn, "RHYME", learn.RHYME[:26])
     runpy.run_path(version.__file__, run_name="__main__")
-    *rounds, carried, emptied = (
-        float(line.split(": ")[1].split()[0]) for line in capsys.readouterr().out.splitlines()
-    )
-    assert rounds[0] > 2
-    assert rounds[-1] < 0.8 * rounds[0]
+    lines = capsys.readouterr().out.splitlines()
+    halves = lines[: len(lines) // 2], lines[len(lines) // 2 :]
+    ends = []
+    for (how, *rounds), expected in zip(halves, ("carried", "emptied"), strict=True):
+        assert how.startswith(f"memory {expected}")
+        losses = [float(line.split(": ")[1].split()[0]) for line in rounds]
+        assert losses[0] > 2
+        assert losses[-1] < 0.8 * losses[0]
+        ends.append(losses)
+    # The same weights begin anew, with another loss.
+    carried, emptied = ends
+    assert emptied[0] > carried[-1]
     assert carried != emptied
 
 

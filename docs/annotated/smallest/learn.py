@@ -1,4 +1,4 @@
-"""Trains a smallest version to tell the next letter of a rhyme in which everything comes back."""
+"""Trains a smallest version to predict the next letter of a rhyme in which everything repeats."""
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -43,18 +43,24 @@ def segments(embedding, read, empty, length=8, carry=True):
 
 
 def learn(read, layers, empty, rounds=10, rate=0.01):
-    """Train `layers` of `read`, which maps vectors [T, D] and a memory to the same and a loss."""
+    """Train `layers` of `read`, which maps vectors [T, D] and a memory to the same and a loss: with its
+    memory carried, and once more from the same start with memory emptied at every segment."""
     embedding = matrix(len(LETTERS), layers[0]["outer"].shape[1])
-    optimiser = torch.optim.Adam([embedding, *leaves(layers)], rate)
-    for n in range(rounds):
-        losses = []
-        for loss, auxiliary in segments(embedding, read, empty):
-            optimiser.zero_grad()
-            (loss + auxiliary).backward()
-            optimiser.step()
-            losses.append(loss.item())
-        print(f"round {n + 1}: {sum(losses) / len(losses):.2f} nats per letter")
+    weights = [embedding, *leaves(layers)]
+    start = [w.detach().clone() for w in weights]
     for carry, how in [(True, "carried"), (False, "emptied at every segment")]:
+        print(f"memory {how}")
+        for w, first in zip(weights, start, strict=True):
+            w.data.copy_(first)
+        optimiser = torch.optim.Adam(weights, rate)
+        for n in range(rounds):
+            losses = []
+            for loss, auxiliary in segments(embedding, read, empty, carry=carry):
+                optimiser.zero_grad()
+                (loss + auxiliary).backward()
+                optimiser.step()
+                losses.append(loss.item())
+            print(f"round {n + 1}: {sum(losses) / len(losses):.2f} nats per letter")
         with torch.no_grad():
             losses = [loss.item() for loss, _ in segments(embedding, read, empty, carry=carry)]
-        print(f"afterwards, memory {how}: {sum(losses) / len(losses):.2f}")
+        print(f"afterwards: {sum(losses) / len(losses):.2f}")
