@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -63,7 +64,10 @@ def lazily(name: str, file: str) -> tuple[list[str], Callable[[str], Any], Calla
 
     def get(wanted: str) -> Any:
         if wanted not in homes:
-            raise AttributeError(f"module {name!r} has no attribute {wanted!r}")
+            # With its name and the module Python adds a guess to the message.
+            raise AttributeError(
+                f"module {name!r} has no attribute {wanted!r}", name=wanted, obj=sys.modules[name]
+            )
         return getattr(import_module(homes[wanted]), wanted)
 
     return sorted(homes), get, lambda: sorted(homes)

@@ -10,6 +10,7 @@ import sys
 import traceback
 
 from memspan import __version__
+from memspan.calls import nearest
 from memspan.commands.standard_streams import settle_output
 from memspan.distributed import reports
 from memspan.errors import MemspanError
@@ -115,4 +116,13 @@ def _dispatch(arguments: list[str]) -> None:
         import_modules(rest)
         getattr(importlib.import_module(f"memspan.commands.{verb}"), verb)(rest)
     else:
-        raise MemspanError(f"unknown verb {verb!r}: use {', '.join(VERBS[:-1])} or {VERBS[-1]}")
+        raise MemspanError(_unknown(verb))
+
+
+def _unknown(verb: str) -> str:
+    near = nearest(verb, [*VERBS, "--version", "--help", "--debug"])
+    if near is not None:
+        return f"unknown verb {verb!r}: perhaps {near} is meant"
+    if verb.startswith("-"):
+        return f"{verb} comes before the verb: write it after one, as in memspan train {verb}"
+    return f"unknown verb {verb!r}: use {', '.join(VERBS[:-1])} or {VERBS[-1]}"

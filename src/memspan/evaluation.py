@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from memspan.calls import checked
 from memspan.data.streams import Segment, evaluation_segments
 from memspan.data.tokenizers.base import Tokenizer
 from memspan.distributed.processes import ALONE, Processes
@@ -124,10 +126,11 @@ class Evaluation(Scores):
     """How products of float32 were computed."""
 
 
+@checked
 @sharing_cores()
 def evaluate(
     run: Run | str | Path,
-    corpus: str | None = None,
+    corpus: str | Path | None = None,
     *,
     field: str | None = None,
     split: str = "validation",
@@ -177,10 +180,11 @@ def evaluate(
     if tokens < 0:
         raise MemspanError(f"tokens must be at least 0, not {tokens}")
     run = opened(run)
-    sizes, reading = options_of(run, options)
+    sizes, reading = options_of(run, options, signature(evaluate).parameters)
     precision = precision or precision_for(run)
     if memory is not None:
         memory = _before(run, memory, batch_size, sizes)
+    corpus = None if corpus is None else str(corpus)
     text = text_of(run, corpus, field, split, progress is not None)
     ids = text.tokens[: tokens or None]
     if segment_length is None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from memspan.calls import names_checked
 from memspan.errors import MemspanError, counted
 from memspan.files.tensors import load_tensors, named, read_header, save_tensors, write_tensors
 from memspan.trees import LayerMemory, check_like, described, form, per_row, row_mask, to_device
@@ -49,6 +50,7 @@ class Memory(LayerMemory):
         rows = counted(self.batch_size, "row")
         return f"{type(self).__name__}({rows}, {seen} seen, {self.nbytes:,} bytes)"
 
+    @names_checked
     def replace(self, rows: Tensor | list[int], other: Memory) -> Self:
         """The memory with row ``rows[i]`` replaced by row ``i`` of ``other``, for each ``i``.
 
@@ -71,6 +73,7 @@ class Memory(LayerMemory):
             },
         )
 
+    @names_checked
     def save(self, path: str | Path | IO[bytes], fingerprint: str) -> None:
         """Write as safetensors. ``fingerprint``: the model's, ``model.fingerprint()``.
 
@@ -88,6 +91,7 @@ class Memory(LayerMemory):
         save_tensors(Path(path), self.tensors(), header)
 
     @classmethod
+    @names_checked
     def load(
         cls, path: str | Path | IO[bytes], fingerprint: str, like: Memory | None = None
     ) -> Self:

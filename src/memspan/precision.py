@@ -14,12 +14,13 @@ from typing import Any, Literal
 
 import torch
 
+from memspan.calls import Options
 from memspan.checks import check_types, refuse_contradictory_precision
 from memspan.errors import MemspanError
 
 
 @dataclass(frozen=True)
-class Precision:
+class Precision(Options):
     """How matrix products are computed."""
 
     products: Literal["float32", "bfloat16"] = "float32"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from memspan.calls import Options
 from memspan.checks import at_least, check_types
 from memspan.errors import MemspanError
 
@@ -12,7 +13,7 @@ LOWEST_TEMPERATURE = 1e-6
 
 
 @dataclass(frozen=True)
-class Sampling:
+class Sampling(Options):
     """How the next token is drawn. The filters apply in the order of the fields."""
 
     temperature: float = 0.8

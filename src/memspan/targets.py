@@ -13,6 +13,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import nn
 
+from memspan.calls import checked, nearest, nearest_path
 from memspan.errors import MemspanError
 from memspan.installed import require
 from memspan.models import Backbone, LanguageModel
@@ -23,7 +24,7 @@ from memspan.runs.options import PRESETS, read_config
 from memspan.runs.run import Run, load
 from memspan.stateful.caches import Causal
 from memspan.stateful.check import Report
-from memspan.stateful.check import check as checked
+from memspan.stateful.check import check as check_laws
 from memspan.stateful.protocol import MADE, RefusedError, Stateful
 from memspan.stateful.recipes import CODED, PADDING, RECIPES, VOCABULARY, build
 from memspan.stateful.recurrent import Recurrent
@@ -32,10 +33,11 @@ TYPE = "transformers:"
 """The prefix of model types."""
 
 
+@checked
 @sharing_cores()
 def check(
     model: object,
-    laws: Iterable[str] | None = None,
+    laws: str | Iterable[str] | None = None,
     seed: int = 0,
     budget: float = 15.0,
 ) -> Report:
@@ -45,7 +47,7 @@ def check(
         model: an object with the functions of :class:`memspan.stateful.Stateful`, a run, a
             :class:`LanguageModel` or a backbone, one of torch's recurrent modules, a causal language
             model as in transformers, or the name of one: what ``memspan check`` takes.
-        laws: their names (None: all of them).
+        laws: their names, or one name (None: all of them).
         seed: of the inputs, and of random weights.
         budget: CPU seconds, over all threads, after which no new case is started.
 
@@ -60,7 +62,8 @@ def check(
     """
     stateful = named(model, seed=seed) if isinstance(model, str) else as_stateful(model)
     try:
-        return checked(stateful, laws, seed, budget)
+        laws = [laws] if isinstance(laws, str) else laws
+        return check_laws(stateful, laws, seed, budget)
     except ValueError as error:
         raise MemspanError(str(error)) from None
 
@@ -133,6 +136,8 @@ def named(
             f"{target} is neither a run, with a config.toml, nor a model of transformers, with a "
             "config.json: check the path"
         )
+    if near := nearest(target, [*SHIPPED, *PRESETS]) or nearest_path(target):
+        raise MemspanError(f"there is no {target}: perhaps {near} is meant")
     raise MemspanError(
         f"there is no {target}: give a run ({', '.join(SHIPPED)}, or a folder), a preset, a folder "
         f"in transformers' format, {TYPE}TYPE or FILE.py:NAME"
@@ -150,9 +155,13 @@ def _preset(file: Path) -> LanguageModel:
 def _recipe(model_type: str, seed: int, vocab_size: int) -> Stateful[Any]:
     require("transformers")
     if model_type not in RECIPES:
-        raise MemspanError(
-            f"{model_type} cannot be built: there are recipes for {', '.join(sorted(RECIPES))}"
+        near = nearest(model_type, RECIPES)
+        remedy = (
+            f"perhaps {near} is meant"
+            if near
+            else f"there are recipes for {', '.join(sorted(RECIPES))}"
         )
+        raise MemspanError(f"{model_type} cannot be built: {remedy}")
     try:
         return build(model_type, seed, vocab_size)
     except (ValueError, KeyError) as error:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.serialization import add_safe_globals
 from torch.utils import _pytree as pytree
 
+from memspan.calls import names_checked
 from memspan.errors import MemspanError, counted
 
 T = TypeVar("T", bound=type)
@@ -152,6 +153,7 @@ class LayerMemory:
             raise MemspanError(f"a memory is kept in a floating-point type, not in {named(dtype)}")
         return self.map(lambda t: t.to(device, dtype if t.is_floating_point() else None))
 
+    @names_checked
     def select(self, rows: Tensor | list[int]) -> Self:
         """Pick, repeat or reorder rows: beam search, batch surgery. ``rows``: int64 ``[B']``.
 
@@ -185,6 +187,7 @@ class LayerMemory:
     def __len__(self) -> int:
         return self.batch_size
 
+    @names_checked
     def reset(self, mask: Tensor | list[bool]) -> Self:
         """Empty the rows where ``mask`` (bool ``[B]``) is true; the others are untouched.
 
@@ -197,6 +200,7 @@ class LayerMemory:
             lambda t: torch.where(empty.view(-1, *[1] * (t.dim() - 1)), t.new_zeros(()), t)
         )
 
+    @names_checked
     def where(self, mask: Tensor, other: Self) -> Self:
         """This memory's rows where ``mask`` (bool ``[B]``) is true, those of ``other`` elsewhere."""
         fields = other.tensors()

@@ -15,18 +15,27 @@ from memspan.commands.evaluate import EvaluateArguments
 from memspan.commands.parsing import import_modules, parsed, peek_flags, with_architectures
 from memspan.errors import MemspanError
 
+MEANT = "perhaps {} is meant, or name its option"
+
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     {
         "evaluate": "run is missing: add it",
-        "evaluate run other": "unexpected argument 'other': drop it, or name its option",
+        "evaluate run other": f"unexpected argument 'other': {MEANT.format('--corpus other')}",
         "evaluate run --bach-size=2": "there is no option --bach-size; perhaps --batch-size is meant",
         "evaluate run --split x": "--split must be one of auto, train, validation, test, all, not 'x'",
         "evaluate run --tokens": "--tokens needs a value: give one",
         "evaluate run --segment-length x": "--segment-length takes an integer, not 'x'",
         "train --optim.clip-norm x": "--optim.clip-norm takes a number, not 'x'",
         "train --steps 4": "there is no option --steps; perhaps --train.steps is meant",
+        "train --lr 1": "there is no option --lr; perhaps --optim.learning-rate is meant",
+        "train --batch_size 1": "there is no option --batch-size; perhaps --train.batch-size is meant",
+        "train text.txt": (
+            f"unexpected argument 'text.txt': {MEANT.format('--data.corpus text.txt')}"
+        ),
+        "generate run Once": (f"unexpected argument 'Once': {MEANT.format('--prompt Once')}"),
+        "generate run --max-tokens 9": "there is no option --max-tokens; perhaps --tokens is meant",
         "train --train.steps 0": "steps must be at least 1, not 0",
     }.items(),
 )

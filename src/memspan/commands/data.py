@@ -9,6 +9,7 @@ from typing import Annotated
 
 import tyro
 
+from memspan.calls import nearest
 from memspan.commands.parsing import parsed
 from memspan.data.options import DataConfig
 from memspan.errors import MemspanError
@@ -75,7 +76,9 @@ def data(arguments: list[str]) -> None:
     elif verb == "prepare":
         _prepare(parsed(PrepareArguments, rest, "memspan data prepare"))
     else:
-        raise MemspanError(f"unknown verb 'data {verb}': use data list or data prepare")
+        near = nearest(verb, ["list", "prepare"])
+        remedy = f"perhaps data {near} is meant" if near else "use data list or data prepare"
+        raise MemspanError(f"unknown verb 'data {verb}': {remedy}")
 
 
 def _list(options: ListArguments) -> None:

@@ -13,6 +13,7 @@ import importlib
 import inspect
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hin
 import tyro
 from tyro import _errors as events
 
+from memspan.calls import nearest
 from memspan.checks import (
     MatmulPrecision,
     Products,
@@ -173,11 +175,16 @@ def _line(event: events.ParseErrorEvent) -> str:
 def _unknown(tokens: list[str], flags: list[str]) -> str:
     name = next((token for token in tokens if token.startswith("-")), None)
     if name is None:
-        return f"unexpected argument {tokens[0]!r}: drop it, or name its option"
+        token = tokens[0]
+        text = [flag for flag in flags if flag.endswith(("--prompt", "corpus"))]
+        remedy = f"perhaps {text[0]} {shlex.quote(token)} is meant" if text else "drop it"
+        return f"unexpected argument {token!r}: {remedy}, or name its option"
     name = name.partition("=")[0].replace("_", "-")
     # Without its section an option is rarely the nearest in spelling.
-    near = [flag for flag in flags if flag.endswith(f".{name.lstrip('-')}")]
-    near = near or difflib.get_close_matches(name, flags, n=1, cutoff=0.8)
+    by_last = {flag.lstrip("-").rpartition(".")[2].replace("-", "_"): flag for flag in flags}
+    last = nearest(name.lstrip("-").rpartition(".")[2].replace("-", "_"), by_last)
+    near = difflib.get_close_matches(name, flags, n=1, cutoff=0.8)
+    near = near or ([by_last[last]] if last else [])
     return f"there is no option {name}" + "".join(f"; perhaps {flag} is meant" for flag in near)
 
 

@@ -78,6 +78,8 @@ class TrainArguments(Generic[M]):
             raise MemspanError(
                 "--out names the current or the root folder: give a folder for this run alone"
             )
+        if self.out is not None and os.path.lexists(self.out) and not self.out.is_dir():
+            raise MemspanError(f"--out {self.out} is not a folder: name a new one")
         for name in ("preset", "out", "init_from", "dry_run"):
             if self.resume is not None and getattr(self, name):
                 raise MemspanError(

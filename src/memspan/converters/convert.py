@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from memspan.calls import checked
 from memspan.converters import names
 from memspan.converters.kinds import KindName, kind_of
 from memspan.converters.names import Names
@@ -47,6 +48,7 @@ NOT_BEGUN = State(step=0, best=None, best_step=None, streams={}, corpus={}, heal
 """The state of a run before its first step, with an unknown corpus."""
 
 
+@checked
 def convert(source: str | Path, out: str | Path, *, kind: KindName | None = None) -> Path:
     """Make a run from someone else's checkpoint, as ``memspan convert`` does.
 

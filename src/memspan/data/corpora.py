@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import glob
 import hashlib
 import itertools
@@ -14,6 +13,7 @@ from dataclasses import field as dataclass_field
 from pathlib import Path
 from typing import Any
 
+from memspan.calls import nearest, nearest_path
 from memspan.data.encodings import encoding_of
 from memspan.data.globs import find_matches
 from memspan.data.hugging_face import PREFIX, SPLITS, read_dataset
@@ -209,8 +209,8 @@ def _read_files(name: str, reading: _Reading) -> list[_File]:
     if not texts and path.is_dir():
         raise MemspanError(f"the folder {name} has no files: give one with text in it")
     if not texts:
-        near = difflib.get_close_matches(name, CORPORA, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"named corpora are {', '.join(CORPORA)}"
+        near = nearest(name, CORPORA) or nearest_path(path)
+        hint = f"perhaps {near} is meant" if near else f"named corpora are {', '.join(CORPORA)}"
         raise MemspanError(f"no corpus, file, folder or glob {name!r}: {hint}")
     files, refusals = [], []
     reason: str | None

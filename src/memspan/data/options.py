@@ -10,6 +10,7 @@ from typing import Annotated
 
 import tyro
 
+from memspan.calls import Options
 from memspan.checks import at_least, check_types
 from memspan.errors import MemspanError
 
@@ -45,7 +46,7 @@ def title(texts: Texts) -> str:
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Options):
     """The text, and what its tokens are."""
 
     corpus: str | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from memspan.calls import checked
 from memspan.data.tokenizers.base import StreamDecoder, Tokenizer, bytes_of
 from memspan.errors import MemspanError, counted
 from memspan.generation.drawing import draw_tokens
@@ -47,6 +49,7 @@ class Generation:
         return self.texts[0]
 
 
+@checked
 @sharing_cores()
 def generate(
     run: Run | str | Path,
@@ -119,6 +122,7 @@ class Writer:
             print(pieces[0], end="")
     """
 
+    @checked
     def __init__(
         self,
         run: Run | str | Path,
@@ -141,7 +145,7 @@ class Writer:
         prompts = _prompts(prompt)
         run = opened(run)
         model, tokenizer = run.model, run.tokenizer
-        sizes, reading = options_of(run, options)
+        sizes, reading = options_of(run, options, signature(generate).parameters)
         reading = run.config.model.writing_options(run.config.train.segment_length) | reading
         precision = precision or precision_for(run)
         empty = model.initial_memory(1, **sizes)

@@ -6,10 +6,12 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import nn
 
+from memspan.calls import checked
 from memspan.data.corpora import ALL
 from memspan.errors import MemspanError
 from memspan.measurement import inside, memory_length, repeats, span
@@ -82,10 +84,11 @@ class Measurement:
         return found
 
 
+@checked
 @sharing_cores()
 def measure(
     run: object,
-    corpus: str | None = None,
+    corpus: str | Path | None = None,
     *,
     field: str | None = None,
     split: str = "validation",
@@ -132,6 +135,7 @@ def measure(
         raise MemspanError(f"longest must be at least 2 tokens, not {longest}")
     if not budget > 0:
         raise MemspanError(f"budget must be more than 0 seconds, not {budget:g}")
+    corpus = None if corpus is None else str(corpus)
     subject: Subject
     left_out: list[str] = []
     if is_run(run):

@@ -11,6 +11,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor, nn
 
+from memspan.calls import names_checked
 from memspan.errors import MemspanError, StaleReaderError, counted
 from memspan.files.tensors import digest, named
 from memspan.memory import Memory, source_of
@@ -64,6 +65,7 @@ class LanguageModel(nn.Module):
         tie(self, names)
         return self
 
+    @names_checked
     def initial_memory(self, batch_size: int, **options: object) -> Memory:
         """A memory before the first token; ``options`` are the backbone's."""
         if type(batch_size) is not int or batch_size < 0:
@@ -104,6 +106,7 @@ class LanguageModel(nn.Module):
         if vocab_size != self.vocab_size:
             resize(self, vocab_size)
 
+    @names_checked
     def load_memory(self, path: str | Path | IO[bytes], batch_size: int | None = None) -> Memory:
         """A memory of this model's that ``memory.save(path, model.fingerprint())`` wrote.
 
@@ -367,6 +370,7 @@ class Reader:
         assert result is not None
         return result
 
+    @names_checked
     def select(self, rows: Tensor | list[int]) -> Memory:
         """The memory of some rows: ``reader.memory.select(rows)``, without a copy of the others.
 
@@ -379,6 +383,7 @@ class Reader:
         """
         return self._backbone.select(rows)
 
+    @names_checked
     def reset(self, mask: Tensor | list[bool]) -> None:
         """Begin anew in the rows where ``mask`` (bool ``[B]``) is true; the others are untouched.
 
@@ -393,6 +398,7 @@ class Reader:
         with self._inference():
             self._backbone.reset(mask)
 
+    @names_checked
     def replace(self, rows: Tensor | list[int], memory: Memory) -> None:
         """Go on from row ``i`` of ``memory`` in row ``rows[i]``, for each ``i``: one stream leaves the
         batch and another takes its place. The other rows are untouched.

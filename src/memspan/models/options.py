@@ -6,6 +6,7 @@ import reprlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
+from memspan.calls import Options
 from memspan.checks import at_least, check_types, probability
 from memspan.errors import MemspanError
 
@@ -129,7 +130,7 @@ def check_parts(vocab_size: object, backbone: object, embedding: object) -> None
 
 
 @dataclass(frozen=True)
-class HeadsConfig(BackboneConfig):
+class HeadsConfig(Options, BackboneConfig):
     """Options of a stack of layers with heads, which come first in each such architecture's."""
 
     n_layers: int = 4
@@ -189,7 +190,7 @@ def layer_parameters(d_model: int, inner: int, d_ff: int, table_rows: int = 0) -
 
 
 @dataclass(frozen=True)
-class EmbeddingConfig:
+class EmbeddingConfig(Options):
     """Token embeddings and output head."""
 
     tie: bool = True

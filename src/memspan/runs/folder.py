@@ -94,7 +94,9 @@ def is_shipped(folder: Path) -> bool:
 
 
 def refuse_shipped(folder: Path) -> None:
-    """Refuse to write to a shipped run."""
+    """Refuse to write a run where there is a file, or to a shipped run."""
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise MemspanError(f"{folder} is not a folder: name a new one (--out)")
     if is_shipped(folder):
         own = command(
             "train", "--init-from", folder.name, "--preset", folder / "config.toml", "--data.corpus"

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar, cast
 
 import tyro
 
+from memspan.calls import Options, nearest, nearest_path
 from memspan.checks import check_types
 from memspan.data.options import DataConfig
 from memspan.errors import MemspanError
@@ -37,7 +38,7 @@ def _names() -> Any:
 
 
 @dataclass(frozen=True)
-class RunConfig(Generic[ModelConfig]):
+class RunConfig(Options, Generic[ModelConfig]):
     """All that defines a training run; what `config.toml` in its folder holds."""
 
     model: ModelConfig
@@ -99,7 +100,9 @@ def preset_file(name: str) -> Path:
     if name not in PRESETS and (name.endswith(".toml") or os.path.exists(name)):
         return Path(name)
     if name not in PRESETS:
-        raise MemspanError(f"no preset {name!r}: use one of {', '.join(PRESETS)}, or a .toml file")
+        near = nearest(name, PRESETS)
+        remedy = f"perhaps {near} is meant" if near else f"use one of {', '.join(PRESETS)}"
+        raise MemspanError(f"no preset {name!r}: {remedy}, or give a .toml file")
     return PRESETS[name]
 
 
@@ -174,9 +177,11 @@ def load_config(folder: Path) -> RunConfig[BackboneConfig]:
     """
     folder = place_of(folder).run
     if not folder.is_dir():
+        near = nearest(str(folder), SHIPPED) or nearest_path(folder)
+        guess = f"perhaps {near} is meant" if near else "check the path"
         raise MemspanError(
-            f"no run at {folder}: check the path, train one with {command('train')}, or take one that "
-            f"comes with memspan: {', '.join(SHIPPED)}"
+            f"no run at {folder}: {guess}, train one with {command('train')}, or take one that comes "
+            f"with memspan: {', '.join(SHIPPED)}"
         )
     if not (folder / "config.toml").is_file():
         hidden = f", or rename it: it hides the {folder} that comes with memspan"

@@ -6,11 +6,12 @@ import dataclasses
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from memspan.calls import checked, nearest
 from memspan.checks import MatmulPrecision, Products
 from memspan.data.token_files import Identity, recorded
 from memspan.data.tokenizers.base import Tokenizer
@@ -80,6 +81,7 @@ def trained(folder: str | Path) -> tuple[Place, RunConfig[BackboneConfig]]:
     return place, config
 
 
+@checked
 def load(folder: str | Path, device: str = "cpu") -> Run:
     """The best weights of a run so far, or those of one of its checkpoints, ready to evaluate.
 
@@ -150,17 +152,24 @@ def segment_for(
     return own if longest is None else max(min(own, longest), 1)
 
 
-def options_of(run: Run, options: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options of ``initial_memory`` and those of ``reader``; None is left out."""
+def options_of(
+    run: Run, options: Mapping[str, object], others: Iterable[str] = ()
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options of ``initial_memory`` and those of ``reader``; None is left out. ``others``: options
+    that may have been meant by an unknown one."""
     given = {name: value for name, value in options.items() if value is not None}
-    parts = []
+    parts, known = [], list(others)
     for kind in (run.config.model.memory_options, run.config.model.reader_options):
         names = [field.name for field in dataclasses.fields(kind) if field.name in given]
+        known += [field.name for field in dataclasses.fields(kind)]
         # The dataclass checks the values.
         kind(**(part := {name: given.pop(name) for name in names}))
         parts.append(part)
     if given:
+        name = min(given)
+        near = nearest(name, known)
         raise MemspanError(
-            f"{', '.join(sorted(given))} is not an option of a {run.config.architecture}: leave it out"
+            f"{name} is not an option of a {run.config.architecture}: "
+            + (f"perhaps {near} is meant" if near else "leave it out")
         )
     return parts[0], parts[1]

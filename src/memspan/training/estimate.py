@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from memspan.calls import checked
 from memspan.data.corpora import Corpus, is_local
 from memspan.data.options import title
 from memspan.data.prepared import TokenizedCorpus, prepare
@@ -231,6 +232,7 @@ def _in_words(needs: dict[str, int]) -> str:
     return f"{decimal(sum(needs.values()))} ({parts})"
 
 
+@checked
 def estimate(
     config: Run,
     *,

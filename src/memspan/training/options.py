@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
+from memspan.calls import Options
 from memspan.checks import (
     MOST,
     MatmulPrecision,
@@ -20,7 +21,7 @@ from memspan.errors import MemspanError
 
 
 @dataclass(frozen=True)
-class OptimConfig:
+class OptimConfig(Options):
     """Optimiser and learning-rate schedule."""
 
     optimiser: Literal["adamw", "muon", "sgd", "own"] = "adamw"
@@ -73,7 +74,7 @@ BUDGETS = ("steps", "max_tokens", "epochs")
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(Options):
     """Training loop."""
 
     steps: int | None = None

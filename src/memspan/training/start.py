@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from memspan.calls import checked
 from memspan.data.corpora import located, missing
 from memspan.data.options import TEXTS, DataConfig, title
 from memspan.data.prepared import TokenizedCorpus, prepare
@@ -37,6 +38,7 @@ from memspan.training.state import TrainingState, precision_of, refuse_sharing, 
 from memspan.training.trainer import Checkpointer, Trainer
 
 
+@checked
 def train(
     config: RunConfig[BackboneConfig],
     folder: str | Path,
@@ -138,6 +140,7 @@ def _refusals(folder: Path) -> Iterator[None]:
         ) from error
 
 
+@checked
 def resume(
     folder: str | Path,
     *,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
+from memspan.calls import checked
 from memspan.errors import MemspanError, counted
 from memspan.files.disk import write_atomically
 from memspan.integrations.transformers.config import MemspanConfig
@@ -40,6 +41,7 @@ print(tokenizer.decode(model.generate(**inputs, max_new_tokens=100, do_sample=Tr
 """
 
 
+@checked
 def from_run(run: Run | str | Path) -> tuple[MemspanForCausalLM, PreTrainedTokenizerFast]:
     """A run's model, in evaluation mode, and its tokeniser. The model is a copy.
 
@@ -69,6 +71,7 @@ def from_run(run: Run | str | Path) -> tuple[MemspanForCausalLM, PreTrainedToken
     return model.eval(), tokenizer
 
 
+@checked
 def export(run: Run | str | Path, folder: str | Path) -> None:
     """Write a run's best weights, options and tokeniser as a folder that ``from_pretrained`` reads.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from memspan.calls import Options
 from memspan.checks import at_least, check_types, probability
 from memspan.models.options import BackboneConfig
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class LSTMConfig(BackboneConfig):
+class LSTMConfig(Options, BackboneConfig):
     """LSTM backbone (Hochreiter and Schmidhuber 1997), PyTorch's own: a baseline."""
 
     n_layers: int = 2

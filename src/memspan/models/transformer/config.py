@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from memspan.calls import Options
 from memspan.checks import at_least, check_types, probability
 from memspan.errors import MemspanError
 from memspan.models.options import BackboneConfig, layer_parameters
@@ -29,7 +30,7 @@ class WindowOptions:
 
 
 @dataclass(frozen=True)
-class TransformerConfig(BackboneConfig):
+class TransformerConfig(Options, BackboneConfig):
     """Transformer backbone (Vaswani et al. 2017) with rotary positions: a baseline without memory."""
 
     n_layers: int = 4
