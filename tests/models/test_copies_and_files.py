@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
@@ -92,6 +93,28 @@ def test_what_is_tied_stays_tied(
     assert ["embedding.tables.0", "head.tables.0"] in ties
     assert [name for name, p in found.named_parameters() if p.requires_grad] == names
     assert torch.equal(found(text(2, 4)).logits, expected)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("tie", ["all-but-first", "all", "none"])
+def test_safetensors_loads_a_tied_model(tie: Any, wrapped: bool, tmp_path: Path) -> None:
+    """As accelerate's ``load_state`` and the Hub's ``from_pretrained`` do: tied tensors are in the file
+    once, and torch is to report the other names as missing."""
+    case, path = transformer_xl(dataclasses.replace(ADAPTIVE, tie_projections=tie)), tmp_path / "m"
+    model, other = case.model(), randomise(case.model(), seed=1)
+    ties, put = tied_names(other), nn.Sequential if wrapped else nn.Identity()
+    safetensors.torch.save_model(put(model), str(path))
+    assert safetensors.torch.load_model(put(other), path) == (set(), [])
+    assert other.fingerprint() == model.fingerprint()
+    assert tied_names(other) == ties
+    missing = nn.Sequential(other.to("meta")).load_state_dict(
+        {f"0.{name}": tensor for name, tensor in weights_of(model).items()},
+        strict=False,
+        assign=True,
+    )
+    assert not missing.unexpected_keys
+    assert tied_names(other) == ties
+    assert other.fingerprint() == model.fingerprint()
 
 
 @every_case

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from architectures import CASES, ONE_OF_EACH
 from memspan import layers
-from memspan.errors import MemspanError
+from memspan.errors import MemspanError, NonFiniteError
 from memspan.memory import Memory, concatenate
 from memspan.models import (
     CompressiveConfig,
@@ -172,6 +172,40 @@ def test_a_window_survives_too(tmp_path: Path) -> None:
         reader.read(text(rows, 6))
         for journey, go in UNCHANGED.items():
             assert go(model, reader.memory, tmp_path / "window") == reader.memory, journey
+
+
+@torch.no_grad()
+@each
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_memory_may_have_any_strides(name: str, rows: int) -> None:
+    """As what others compute, slice or transpose has: steps in C take their own."""
+    model, token = CASES[name].shared_model(torch.float32), text(rows, 1)
+    memory = model(text(rows, 6)).memory
+    expected = model(token, memory).logits
+    for strided in (
+        memory.map(lambda t: t.mT.contiguous().mT if t.dim() > 1 else t),
+        memory.map(lambda t: t.repeat_interleave(2, 0)[::2]),
+        memory.map(lambda t: t.transpose(0, -1).contiguous().transpose(0, -1)),
+    ):
+        reader, another = model.reader(strided), model.reader(batch_size=rows)
+        another.replace(list(range(rows)), strided)
+        for found in (model(token, strided).logits, reader.read(token), another.read(token)):
+            torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
+@each
+@pytest.mark.parametrize("length", [1, 3])
+def test_vectors_that_are_not_finite_are_not_read(name: str, length: int) -> None:
+    backbone = CASES[name].shared_model().backbone
+    reader, other = (backbone.reader(None, 3) for _ in range(2))
+    x = torch.ones(3, length, 8, dtype=torch.float64)
+    for value in (float("nan"), float("inf")):
+        wrong = x.clone()
+        wrong[1, -1, 2] = value
+        with pytest.raises(NonFiniteError, match="rows 1 are not finite, so no row was read"):
+            reader.read(wrong)
+    assert torch.equal(reader.read(x), other.read(x))
+    assert reader.memory == other.memory
 
 
 @each

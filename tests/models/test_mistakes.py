@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from architectures import CASES, ONE_OF_EACH, VOCABULARY
+from memspan import layers
 from memspan.errors import MemspanError
 from memspan.memory import Memory
-from memspan.models import LanguageModel, LSTMConfig
+from memspan.models import EmbeddingConfig, LanguageModel, LSTMConfig
 from readings import assert_memories_equal
 
 pytestmark = pytest.mark.hardening
@@ -196,3 +197,32 @@ def test_a_model_is_made_of_options() -> None:
     for size in (0, "256"):
         said = f"vocab_size must be an integer of at least 1, not {size!r}"
         refused(said, partial(LanguageModel, size, config))
+
+
+def test_backbones_and_layers_are_made_of_their_options() -> None:
+    made = [type(CASES[name].shared_model().backbone) for name in ONE_OF_EACH.values()]
+    for kind in (
+        *made,
+        layers.TransformerXLLayer,
+        layers.TransformerXLAttention,
+        layers.CompressiveLayer,
+        layers.CompressiveAttention,
+        layers.FastWeightsLayer,
+        layers.FastWeightsAttention,
+        layers.GatedDeltaNetLayer,
+        layers.GatedDeltaRule,
+    ):
+        for wrong in (32, None, type(CASES["xl-segment"].backbone), EmbeddingConfig()):
+            refused(f"{kind.__name__} is made of options, such as ", partial(kind, wrong))
+    refused(
+        "a GatedDeltaNetLayer is made of options, such as GatedDeltaNetConfig(d_model=64), not of 32",
+        partial(layers.GatedDeltaNetLayer, 32),  # type: ignore[arg-type]
+    )
+
+
+def test_a_compression_needs_what_it_compresses_by() -> None:
+    most_used = CASES["compressive-most-used"].shared_model().backbone.layers[0]
+    none = CASES["compressive-none"].shared_model().backbone.layers[0]
+    x = torch.zeros(1, 4, 8, dtype=torch.float64)
+    refused("needs the attention that each", partial(most_used.reconstruction_loss, x, x))
+    refused("nothing is compressed with", partial(none.reconstruction_loss, x, x))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -212,16 +213,38 @@ def tie(module: nn.Module, names: list[list[str]]) -> None:
             setattr(module.get_submodule(owner), last, attrgetter(first)(module))
 
 
-def expand_ties(module: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
-    """Add to the weights that ``module`` is about to load the names that they lack of what is tied.
-
-    A hook, see :meth:`torch.nn.Module.register_load_state_dict_pre_hook`. All names of a tensor get the
-    same one, the last that is given: with ``assign=True`` torch would make a Parameter for each.
-    """
+def with_ties(module: nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The weights ``state`` under all names that they have in ``module``."""
+    full = OrderedDict(state)
+    if hasattr(state, "_metadata"):
+        full._metadata = state._metadata  # type: ignore[attr-defined]
     for names in tied_names(module):
-        own, names = attrgetter(names[0])(module), [prefix + name for name in names]
-        if given := [state[name] for name in names if isinstance(state.get(name), Tensor)]:
-            one = given[-1]
-            if isinstance(own, nn.Parameter) and not isinstance(one, nn.Parameter):
-                one = nn.Parameter(one, requires_grad=False)
-            state.update(dict.fromkeys(names, one))
+        if given := [name for name in names if name in state]:
+            full.update({name: state[given[-1]] for name in names if name not in state})
+    return full
+
+
+def before_loading(module: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
+    """Make the weights that ``module`` is about to load one tensor where they are tied, the last
+    that is given: with ``assign=True`` torch would make a Parameter for each name.
+
+    A hook, see :meth:`torch.nn.Module.register_load_state_dict_pre_hook`. Names that are not given stay
+    missing: safetensors and others expect torch to report them.
+    """
+    loaded: list[list[str]] = []
+    for names in tied_names(module):
+        own = attrgetter(names[0])(module)
+        given = [name for name in names if isinstance(state.get(prefix + name), Tensor)]
+        if not given:
+            continue
+        one = state[prefix + given[-1]]
+        if isinstance(own, nn.Parameter) and not isinstance(one, nn.Parameter):
+            one = nn.Parameter(one, requires_grad=False)
+        state.update({prefix + name: one for name in given})
+        loaded.append([*given, *(name for name in names if name not in given)])
+    module.__dict__["_loaded_ties"] = loaded
+
+
+def after_loading(module: nn.Module, _: object) -> None:
+    """Tie the names that were not given to those that were: the hook after :func:`before_loading`."""
+    tie(module, module.__dict__.pop("_loaded_ties", []))

@@ -102,9 +102,12 @@ class InPlaceReader(BufferedReader[M]):
         super().__init__(backbone, memory)
         self._dtype = torch.promote_types(self._expected[1].dtype, torch.float32)
         self._kind, tensors = type(memory), memory.tensors()
-        # Copies, since they are changed in place.
+        # Copies, since they are changed in place; contiguous, as steps in C take them.
         self._layers = {
-            name: [t.detach().to(self._dtype, copy=True) for t in tensors.pop(name).unbind(1)]
+            name: [
+                t.detach().to(self._dtype, copy=True, memory_format=torch.contiguous_format)
+                for t in tensors.pop(name).unbind(1)
+            ]
             for name in layered
         }
         del tensors["tokens_seen"]

@@ -80,10 +80,15 @@ def check_step(x: Tensor, width: int, weight: Tensor, rows: int) -> None:
         and suits(x, weight)
     ):
         raise _unreadable(x, f"[{rows}, {width}]", weight)
+    refuse_not_finite(x)
+
+
+def refuse_not_finite(x: Tensor) -> None:
+    """Refuse vectors ``x [B, ...]`` that are not finite, where looking does not wait for the device."""
     if spoilt := rows_not_finite(x):
         raise NonFiniteError(
             f"the vectors of rows {spoilt} are not finite, so no row was read: put zeros there, reset "
-            "these rows, and step again"
+            "these rows, and read again"
         )
 
 

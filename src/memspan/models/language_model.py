@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Any
@@ -15,7 +15,16 @@ from memspan.calls import names_checked
 from memspan.errors import MemspanError, StaleReaderError, counted
 from memspan.files.tensors import digest, named
 from memspan.memory import Memory, source_of
-from memspan.models.embedding import Embedding, Head, expand_ties, losses_of, tie, tied_names
+from memspan.models.embedding import (
+    Embedding,
+    Head,
+    after_loading,
+    before_loading,
+    losses_of,
+    tie,
+    tied_names,
+    with_ties,
+)
 from memspan.models.fingerprints import fingerprint
 from memspan.models.in_place import BufferedReader
 from memspan.models.initialisation import initialise
@@ -56,7 +65,16 @@ class LanguageModel(nn.Module):
         initialise(nn.ModuleList([self.embedding, self.head]), backbone.initialisation)
         with refuse_impossible("the model"):
             self.backbone: Backbone[Any] = backbone.build()
-        self.register_load_state_dict_pre_hook(expand_ties)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(before_loading)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(after_loading)  # type: ignore[no-untyped-call]
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """See :meth:`torch.nn.Module.load_state_dict`. Of names that share a tensor, one is enough."""
+        if strict and isinstance(state_dict, Mapping):
+            state_dict = with_ties(self, state_dict)
+        return super().load_state_dict(state_dict, strict, assign)
 
     def _apply(self, *arguments: Any, **options: Any) -> LanguageModel:
         # All conversions and moves go through here, and some make a new Parameter for each name.
@@ -298,6 +316,8 @@ class Reader:
         if not self._by_call:
             with self._inference():
                 self._backbone = model.backbone.reader(memory, self._rows, **options)
+            # Readers of other packages may have the protocol's methods alone.
+            self._read_hidden = getattr(self._backbone, "read_embedded", self._backbone.read)
         # What watches itself is not looked at twice.
         watches = isinstance(self._backbone, BufferedReader)
         self._watch = Watch(*((model.embedding, model.head) if watches else (model,)))
@@ -354,7 +374,7 @@ class Reader:
         with self._inference():
             if self._by_call:
                 return self._read_by_call(tokens, targets, starts)
-            hidden = self._backbone.read(self._model._embed(tokens), starts)
+            hidden = self._read_hidden(self._model._embed(tokens), starts)
             hidden = self._model.output_dropout(hidden)
             if targets is None:
                 return self._model.head(hidden)

@@ -19,7 +19,13 @@ from torch import Tensor, nn
 
 from memspan.errors import MemspanError, counted
 from memspan.memory import Memory
-from memspan.models.inputs import check_memory, check_step, check_vectors, own_lengths
+from memspan.models.inputs import (
+    check_memory,
+    check_step,
+    check_vectors,
+    own_lengths,
+    refuse_not_finite,
+)
 from memspan.models.options import BackboneConfig
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import Schema, is_exactly
@@ -55,6 +61,7 @@ class BackboneReader(Protocol[M_co]):
         ``starts``: bool ``[B, T]``, true where a document begins (None: nowhere).
 
         Raises:
+            NonFiniteError: as in :meth:`step`.
             MemspanError: ``x`` has other rows or another width, or is not of the weights' type and on
                 their device. The reader stays as it was.
         """
@@ -373,6 +380,13 @@ class VectorReader(ABC):
     @without_gradients
     def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
         """See :meth:`BackboneReader.read`."""
+        check_vectors(x, *self._expected, starts)
+        refuse_not_finite(x)
+        return self._read_vectors(x, starts) if x.numel() else x
+
+    @without_gradients
+    def read_embedded(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
+        """The same of tokens' embeddings, which are finite if weights are: to look takes time."""
         check_vectors(x, *self._expected, starts)
         return self._read_vectors(x, starts) if x.numel() else x
 

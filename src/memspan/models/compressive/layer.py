@@ -14,7 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from memspan.errors import MemspanError
 from memspan.models.compressive import compression as ops
+from memspan.models.compressive.config import CompressiveConfig
+from memspan.models.options import check_config
 from memspan.models.relative.self_attention import (
     AttentionAlone,
     RelativeLayer,
@@ -25,7 +28,6 @@ from memspan.nn import in_use, known, where_in_use
 from memspan.trees import LayerMemory, check_layer
 
 if TYPE_CHECKING:
-    from memspan.models.compressive.config import CompressiveConfig
     from memspan.models.compressive.model import CompressiveMemory
     from memspan.models.segments import Documents
 
@@ -59,7 +61,10 @@ class Compression(nn.Module):
             return ops.convolution(x, self.weight, self.bias)
         if self.kind == "dilated-convolution":
             return ops.dilated_convolution(x, self.weight, self.bias, self.rate)
-        assert received is not None
+        if received is None:
+            raise MemspanError(
+                "most-used needs the attention that each slot received: pass received"
+            )
         return ops.most_used(x, received, self.rate)
 
     def initialise(self) -> None:
@@ -232,6 +237,7 @@ class CompressiveAttention(AttentionAlone):
     config: CompressiveConfig
 
     def __init__(self, config: CompressiveConfig) -> None:
+        check_config(self, config, CompressiveConfig)
         super().__init__(config)
         self.compression = None
         if config.compressed_length:
@@ -306,6 +312,10 @@ class CompressiveLayer(RelativeLayer):
 
     attention: CompressiveAttention
     attention_type = CompressiveAttention
+
+    def __init__(self, config: CompressiveConfig) -> None:
+        check_config(self, config, CompressiveConfig)
+        super().__init__(config)
 
     def initial_memory(self, batch_size: int) -> CompressiveLayerMemory:
         return self.attention.initial_memory(batch_size)

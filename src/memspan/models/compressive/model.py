@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models.compressive import compression as ops
 from memspan.models.compressive.config import CompressiveConfig
@@ -26,6 +27,7 @@ from memspan.models.compressive.layer import (
     frozen_keys_and_values,
     in_one_row,
 )
+from memspan.models.options import check_config
 from memspan.models.packing import schema_of
 from memspan.models.protocol import AttentionWeights, BackboneReader
 from memspan.models.relative.backbone import PARTS, RelativeBackbone
@@ -110,7 +112,8 @@ class StackedLayer(RelativeLayer):
             old: slots to compress as memory holds them, un-normalised, ``[B, n*c, D]``.
             received: the attention that they received, ``[B, n*c]``, for most-used.
         """
-        assert self.compression is not None
+        if self.compression is None:
+            raise MemspanError("nothing is compressed with compressed_length 0: set it to more")
         with torch.no_grad():
             q, *old_kv = self.project(x, old)
         new = self.compression(old.detach(), received)
@@ -138,6 +141,7 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
     config: CompressiveConfig
 
     def __init__(self, config: CompressiveConfig) -> None:
+        check_config(self, config, CompressiveConfig)
         super().__init__(config, (StackedLayer(config) for _ in range(config.n_layers)))
         for layer in self.stack():
             if layer.compression is not None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from memspan.models.fast_weights.config import FastWeightsConfig
+from memspan.models.options import check_config
 from memspan.nn import FeedForward, dropout_layer, known
 from memspan.ops.fast_weights.feature_maps import (
     DPFP,
@@ -26,9 +28,6 @@ from memspan.ops.fast_weights.feature_maps import (
 )
 from memspan.ops.fast_weights.rules import Chunking, delta_rule, outer_product_rule, sum_rule
 from memspan.trees import LayerMemory, check_layer
-
-if TYPE_CHECKING:
-    from memspan.models.fast_weights.config import FastWeightsConfig
 
 
 @dataclass(frozen=True, repr=False)
@@ -53,6 +52,7 @@ class FastWeightsAttention(nn.Module):
     projection: Tensor
 
     def __init__(self, config: FastWeightsConfig) -> None:
+        check_config(self, config, FastWeightsConfig)
         super().__init__()
         self.config = config
         self.n_heads = config.n_heads
@@ -255,6 +255,7 @@ class FastWeightsLayer(nn.Module):
     """
 
     def __init__(self, config: FastWeightsConfig) -> None:
+        check_config(self, config, FastWeightsConfig)
         super().__init__()
         self.attention = FastWeightsAttention(config)
         self.feed_forward = FeedForward(

@@ -26,6 +26,7 @@ from memspan.models.fast_weights.layer import (
 )
 from memspan.models.initialisation import initialise
 from memspan.models.inputs import listed
+from memspan.models.options import check_config
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import STACK, schema_of
 from memspan.models.protocol import Backbone, BackboneReader, WriteRetention
@@ -77,6 +78,7 @@ class FastWeights(Backbone[FastWeightsMemory]):
     config: FastWeightsConfig
 
     def __init__(self, config: FastWeightsConfig) -> None:
+        check_config(self, config, FastWeightsConfig)
         super().__init__(config)
         self.dropout = dropout_layer(config.dropout)
         self.layers = nn.ModuleList(FastWeightsLayer(config) for _ in range(config.n_layers))

@@ -22,6 +22,7 @@ from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.initialisation import initialise
+from memspan.models.options import check_config
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import STACK, schema_of
 from memspan.models.protocol import AttentionWeights, Backbone, BackboneReader
@@ -146,6 +147,7 @@ class Feedback(Backbone[FeedbackMemory]):
     tables = ("position_keys", "position_scores")
 
     def __init__(self, config: FeedbackConfig) -> None:
+        check_config(self, config, FeedbackConfig)
         super().__init__(config)
         inner = config.n_heads * config.head_width
         groups = 1 if config.projections == "shared" else config.n_layers

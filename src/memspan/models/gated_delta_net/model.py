@@ -21,6 +21,7 @@ from memspan.models.gated_delta_net.layer import (
     row_sizes,
 )
 from memspan.models.initialisation import initialise
+from memspan.models.options import check_config
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import STACK, schema_of
 from memspan.models.protocol import Backbone, BackboneReader
@@ -64,6 +65,7 @@ class GatedDeltaNet(Backbone[GatedDeltaNetMemory]):
     config: GatedDeltaNetConfig
 
     def __init__(self, config: GatedDeltaNetConfig) -> None:
+        check_config(self, config, GatedDeltaNetConfig)
         super().__init__(config)
         self.dropout = dropout_layer(config.dropout)
         self.layers = nn.ModuleList(GatedDeltaNetLayer(config) for _ in range(config.n_layers))

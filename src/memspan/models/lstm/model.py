@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from memspan.memory import Memory
 from memspan.models.initialisation import initialise
 from memspan.models.lstm.config import LSTMConfig
+from memspan.models.options import check_config
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import Watch, schema_of
 from memspan.models.protocol import Backbone, PassReader
@@ -38,6 +39,7 @@ class LSTM(Backbone[LSTMMemory]):
     config: LSTMConfig
 
     def __init__(self, config: LSTMConfig) -> None:
+        check_config(self, config, LSTMConfig)
         super().__init__(config)
         self.dropout = dropout_layer(config.dropout)
         d = config.d_model

@@ -18,6 +18,7 @@ from memspan.files.tensors import read_header
 from memspan.memory import Memory
 from memspan.models.initialisation import initialise
 from memspan.models.inputs import check_memory
+from memspan.models.options import check_config
 from memspan.models.output import BackboneOutput
 from memspan.models.protocol import Backbone, BackboneReader
 from memspan.models.relative.self_attention import newest
@@ -92,6 +93,7 @@ class Transformer(Backbone[Memory]):
     config: TransformerConfig
 
     def __init__(self, config: TransformerConfig) -> None:
+        check_config(self, config, TransformerConfig)
         super().__init__(config)
         self.dropout = dropout_layer(config.dropout)
         self.layers = nn.ModuleList(TransformerLayer(config) for _ in range(config.n_layers))

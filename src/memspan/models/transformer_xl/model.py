@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from memspan.memory import Memory
+from memspan.models.options import check_config
 from memspan.models.packing import schema_of
 from memspan.models.protocol import AttentionWeights
 from memspan.models.relative.backbone import PARTS, RelativeBackbone
@@ -51,6 +52,7 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
     config: TransformerXLConfig
 
     def __init__(self, config: TransformerXLConfig) -> None:
+        check_config(self, config, TransformerXLConfig)
         epsilon = config.norm_epsilon
         layers = (RelativeLayer(config, epsilon) for _ in range(config.n_layers))
         super().__init__(config, layers, epsilon)
