@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help demo test test-rest test-all smoke check package docs docs-read docs-test figures house journeys bench bench-learning gpu chaos fuzz constraints soak clean
+.PHONY: help demo test test-rest test-all smoke newest oldest check package docs docs-read docs-test figures house journeys bench bench-learning gpu chaos fuzz constraints soak clean
 help: ## list the targets
 	@grep -E '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
@@ -35,6 +35,25 @@ test-all: .full-venv ## run the whole test suite, with all extras
 
 smoke: .full-venv ## run a few tests of what needs other libraries (a minute)
 	.full-venv/bin/pytest -m smoke tests/integrations $(ARGS)
+
+newest: ## run tests/integrations with the newest versions of all libraries but torch (minutes)
+	rm -rf .newest-venv
+	$(PYTHON) -m venv .newest-venv
+	grep '^torch==' constraints.txt > .newest-venv/torch.txt
+	.newest-venv/bin/pip install --quiet --disable-pip-version-check -c .newest-venv/torch.txt -e '.[dev,all]'
+	.newest-venv/bin/pytest -n 2 tests/integrations --deselect tests/integrations/test_pins.py $(ARGS)
+
+# pip cannot ask for the oldest versions that the ranges in pyproject.toml allow.
+oldest: ## run what depends on libraries most with the oldest versions that pyproject.toml allows (minutes)
+	rm -rf .oldest-venv
+	$(PYTHON) -m venv .oldest-venv
+	.oldest-venv/bin/pip install --quiet --disable-pip-version-check uv
+	.oldest-venv/bin/uv pip install --quiet --python .oldest-venv/bin/python \
+	    --resolution lowest-direct -e '.[all]'
+	.oldest-venv/bin/uv pip install --quiet --python .oldest-venv/bin/python \
+	    pytest pytest-xdist hypothesis beartype
+	.oldest-venv/bin/pytest -n 2 tests/data tests/distributed tests/models tests/runs tests/training \
+	    tests/integrations --deselect tests/integrations/test_pins.py $(ARGS)
 
 journeys: .full-venv ## run every journey of a run, a verb and a text, as before a release (minutes)
 	.full-venv/bin/pytest -n 2 -m '' tests/journeys tests/integrations/test_travel.py $(ARGS)

@@ -330,7 +330,7 @@ MISTAKES: dict[str, Callable[[Any], Any]] = {
     ),
     "logits_to_keep must be a number": lambda m: m(text(1, 3), logits_to_keep=-1),
     "cannot be cropped": lambda m: past(m).crop(-1),
-    "cannot be resized": lambda m: m.resize_token_embeddings(30),
+    "vocab_size must be an integer": lambda m: m.resize_token_embeddings(-1),
     "no architecture 'rnn': use one of": lambda m: MemspanConfig("rnn"),
     "perhaps model.n_layers is meant": lambda m: MemspanConfig(model={"n_layer": 2}),
     "segment_length must be an integer": lambda m: MemspanConfig(segment_length=0),

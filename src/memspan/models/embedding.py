@@ -58,6 +58,15 @@ class Embedding(nn.Module):
             nn.Parameter(torch.empty(d_model, w)) for w in (widths if self.projected else [])
         )
 
+    @property
+    def weight(self) -> Tensor:
+        """One row for each token, before ``scale``: the only table, as in :class:`torch.nn.Embedding`;
+        of several, what they are projected to, ``[V, D]``."""
+        if len(self.tables) == 1:
+            return self.tables[0]
+        parts = zip(self.tables, self.projections, strict=True)
+        return torch.cat([F.linear(table, projection) for table, projection in parts])
+
     def forward(self, tokens: Tensor) -> Tensor:
         """``int64 [B, T] -> [B, T, D]``."""
         # Looking up modules and parameters takes a reader's single token as long as computing does.
@@ -118,6 +127,24 @@ class Head(nn.Module):
             width = self.tables[0].shape[1]
             self.cluster_weight = nn.Parameter(torch.empty(n_clusters - 1, width))
             self.cluster_bias = nn.Parameter(torch.zeros(n_clusters - 1))
+
+    @property
+    def weight(self) -> Tensor:
+        """``[V, D]`` as in :class:`torch.nn.Linear`: ``logits = hidden @ weight.T + bias``.
+
+        Raises:
+            MemspanError: an adaptive softmax, which is not one matrix.
+        """
+        if len(self.edges) > 2:
+            raise MemspanError(
+                "an adaptive softmax has no weight of its own: call the head for its logits"
+            )
+        return F.linear(self.tables[0], self.projections[0]) if self.projected else self.tables[0]
+
+    @property
+    def bias(self) -> Tensor:
+        """``[V]``, see :attr:`weight`; of an adaptive softmax, those of all its clusters."""
+        return torch.cat([*self.biases]) if len(self.biases) > 1 else self.biases[0]
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Logits ``[..., D] -> [..., V]``; with clusters, normalised log-probabilities."""

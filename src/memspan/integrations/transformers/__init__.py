@@ -19,7 +19,15 @@ from memspan.installed import require
 
 require("transformers")
 
-from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
+from transformers import (  # noqa: E402
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+)
+from transformers.models.auto.modeling_auto import (  # noqa: E402
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+)
 
 from memspan.integrations.transformers.accelerate import Acceleration, accelerate  # noqa: E402
 from memspan.integrations.transformers.cache import MemspanCache  # noqa: E402
@@ -29,7 +37,11 @@ from memspan.integrations.transformers.gated_delta import (  # noqa: E402
     from_gated_delta_rule,
     to_gated_delta_rule,
 )
-from memspan.integrations.transformers.model import MemspanForCausalLM  # noqa: E402
+from memspan.integrations.transformers.model import (  # noqa: E402
+    MemspanForCausalLM,
+    MemspanForSequenceClassification,
+    MemspanModel,
+)
 from memspan.integrations.transformers.tokenizer import fast_tokenizer  # noqa: E402
 
 __all__ = [
@@ -37,6 +49,8 @@ __all__ = [
     "MemspanCache",
     "MemspanConfig",
     "MemspanForCausalLM",
+    "MemspanForSequenceClassification",
+    "MemspanModel",
     "accelerate",
     "export",
     "fast_tokenizer",
@@ -46,4 +60,10 @@ __all__ = [
 ]
 
 AutoConfig.register(MemspanConfig.model_type, MemspanConfig, exist_ok=True)
+AutoModel.register(MemspanConfig, MemspanModel, exist_ok=True)
 AutoModelForCausalLM.register(MemspanConfig, MemspanForCausalLM, exist_ok=True)
+AutoModelForSequenceClassification.register(
+    MemspanConfig, MemspanForSequenceClassification, exist_ok=True
+)
+# The trainer goes by this table, not by what is registered, when it decides whether labels are shifted.
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[MemspanConfig.model_type] = MemspanForCausalLM.__name__

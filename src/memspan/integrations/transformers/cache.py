@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import suppress
 from typing import ClassVar, Self
 
@@ -81,11 +82,11 @@ class MemspanCache(Cache):
         self._reader = self._model.reader(self.memory, self._rows)
         return self._reader.read(tokens)
 
-    def count(self, n_columns: int, last_logits: Tensor) -> None:
+    def count(self, n_columns: int, last_logits: Tensor | None) -> None:
         """Count columns that were read, padding included, and keep ``last_logits [B, V]``."""
         self._columns += n_columns
         # A copy: a view would keep the logits of all columns.
-        self.last_logits = last_logits.detach().clone()
+        self.last_logits = None if last_logits is None else last_logits.detach().clone()
 
     def detach_(self) -> Self:
         """Cut the memory from the graph, in training: gradients stop between segments."""
@@ -139,8 +140,14 @@ class MemspanCache(Cache):
         other.last_logits = self.last_logits
         return other
 
+    def __getstate__(self) -> dict[str, object]:
+        """What was read, without the model and its reader: what is pickled and counted as state."""
+        return {**vars(self), "_memory": self.memory, "_reader": None, "_model": None}
+
     def __deepcopy__(self, memo: dict[int, object]) -> MemspanCache:
-        return self.__copy__()
+        other = MemspanCache()
+        other.__dict__.update(copy.deepcopy(self.__getstate__(), memo), _model=self._model)
+        return other
 
     def __repr__(self) -> str:
         return f"MemspanCache({self.memory})"
