@@ -31,8 +31,11 @@ GRADIENT = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 
 def folder() -> Path:
-    """``MEMSPAN_GOLDEN``, or ``../shared/golden``; relative paths count from the repository."""
-    return (ROOT / os.environ.get("MEMSPAN_GOLDEN", "../shared/golden")).resolve()
+    """``MEMSPAN_GOLDEN``, or ``../shared/golden``, or the few in ``tests/recorded`` that are in the
+    repository; relative paths count from it."""
+    found = (ROOT / "../shared/golden", ROOT / "tests" / "recorded")
+    default = next((path for path in found if path.is_dir()), found[-1])
+    return (ROOT / os.environ.get("MEMSPAN_GOLDEN", default)).resolve()
 
 
 def class_of(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -28,6 +29,8 @@ CONFIG = """\
   value: 0
 """
 """An entry of ``configs.yaml``, as PyYAML writes it."""
+OPTIONS = {"eps": "epsilon", "nu": "nu", "heads": "n_heads", "n_layers": "n_layers"}
+"""Options of recordings, by our names."""
 
 
 def labml_tensors(g: Golden) -> dict[str, Tensor]:
@@ -72,7 +75,11 @@ def model_of(g: Golden, folder: Path) -> tuple[LanguageModel, Names]:
     else:
         found = labml.read(labml_run(folder, g))
     config = found.config
-    model = LanguageModel(found.tokenizer.vocab_size, config.model, config.embedding)
+    # What the peer's files do not say, and the converter takes from its code.
+    own = {ours: g.config[name] for name, ours in OPTIONS.items() if name in g.config}
+    own = {name: value for name, value in own.items() if hasattr(config.model, name)}
+    backbone = dataclasses.replace(config.model, **own)
+    model = LanguageModel(found.tokenizer.vocab_size, backbone, config.embedding)
     sources = [
         next((n for n in g.tied_to(f"crit.out_projs.{i}") if "word_emb.emb_projs." in n), "")
         for i in range(len(model.head.projections))

@@ -52,6 +52,15 @@ def test_labml(path: Path, tmp_path: Path) -> None:
             check_segments(g, model.backbone, batch_first(x))
 
 
+@pytest.mark.parametrize("path", parameters("labml_fast_weights"))
+def test_the_options_of_a_recording_are_honoured(path: Path, tmp_path: Path) -> None:
+    """Those, too, that labml's files do not say."""
+    g = Golden(path)
+    g.config["eps"] = 0.01
+    model, _ = model_of(g, tmp_path / "run")
+    assert model.backbone.config.epsilon == 0.01
+
+
 def check_first_layer(g: Golden, model: FastWeights, x: Tensor) -> None:
     """What happens within it, token and head by token and head."""
     attention = next(model.stack()).attention
