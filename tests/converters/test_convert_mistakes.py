@@ -144,6 +144,14 @@ MISTAKES: dict[str, tuple[Edit, str]] = {
     "ties that do not hold": (tensors({HEAD: torch.zeros(20, 8)}), f"{HEAD} differs from another"),
     "a storage beyond its member": (claim_more, "a is not in the file .* .1,001 values claimed"),
 }
+
+
+def twice(step: bytes, depth: int) -> bytes:
+    """Each value is a ``step`` from the one before, which it takes from the memo, twice."""
+    again = b"h\x00h\x00" + step
+    return b")q\x00" + (again + b"q\x00") * depth
+
+
 HOSTILE_PICKLES = {
     "protocol 0": b"cos\nsystem\n(S'touch ran'\ntR.",
     "an instance": b"(S'touch ran'\nios\nsystem\n.",
@@ -152,6 +160,11 @@ HOSTILE_PICKLES = {
     "an attribute of a helper": b"cre\n_compile.__globals__\n.",
     "a state for a dict": b"}}b.",
     "a deep tuple as a key": b"}" + b")" + b"\x85" * 50_000 + b"Ns.",
+    "a tuple that holds the one before twice": twice(b"\x86", 80) + b".",
+    "such a tuple as a key": b"}" + twice(b"\x86", 80) + b"Ns.",
+    "such a tuple in a set": b"\x80\x04(" + twice(b"\x86", 80) + b"\x91.",
+    "a list that holds the one before twice": b"]q\x00" + b"](h\x00h\x00eq\x00" * 80 + b".",
+    "a set as a key": b"\x80\x04}(K\x01K\x02\x91Ns.",
     "a list that is copied for ever": b"ccollections\nOrderedDict\nq\x00](K\x01K\x02\x86"
     + b"K\x01K\x02\x86" * 50
     + b"eq\x01\x85q\x02"

@@ -1,11 +1,13 @@
 """Read files of ``torch.save`` and ``pickle`` as data: nothing in them is executed.
 
 A file is mapped into memory and its tensors are views of it, so false sizes allocate nothing. A
-pickle's steps are counted before it is read, so that a small one cannot take long or much memory.
+pickle's steps are followed before it is read, so that a small one cannot take long or much memory: its
+keys are text and numbers, since tuples and sets can be made that hash slowly or alike.
 """
 
 from __future__ import annotations
 
+import functools
 import io
 import mmap
 import pickle
@@ -14,6 +16,7 @@ import re
 import struct
 import zipfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -50,8 +53,8 @@ MOST_STEPS = 1 << 21
 """Maximum number of steps of one kind, and of objects in the memo."""
 MOST_OBJECTS = 1 << 19
 """Maximum number of steps that are not in :data:`SMALL`: each may take hundreds of bytes."""
-MOST_TUPLES = 1 << 14
-"""Maximum number of tuples: a key may nest them, and Python hashes these at any depth."""
+MOST_VALUES = 1 << 23
+"""Maximum number of values, those within another counted each time that it is held."""
 MOST_LARGE = 1 << 12
 """Maximum number of integers of over 60 bits: they can be chosen such that all collide as keys."""
 SMALL = frozenset((
@@ -61,6 +64,14 @@ SMALL = frozenset((
     "MEMOIZE", "MARK", "APPEND", "APPENDS", "SETITEM", "SETITEMS",
 ))  # fmt: skip
 """Steps that make texts and numbers, put objects into the memo, or fill them."""
+PLAIN = frozenset((
+    "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE",
+    "BINUNICODE8", "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "FLOAT", "BINFLOAT",
+    "NONE", "NEWTRUE", "NEWFALSE",
+))  # fmt: skip
+"""Steps that make texts and numbers, which may be keys."""
+KEYS = {"SETITEM": 2, "SETITEMS": 2, "DICT": 2, "ADDITEMS": 1, "FROZENSET": 1}
+"""Steps that hash: every so many of what they take is a key."""
 
 
 class Inert:
@@ -250,7 +261,9 @@ class _File:
         """The value of the pickle that begins at ``start``, and where it ends."""
         content = self._content[start : start + min(size, LIMIT)]
         end = _end_of(content)
-        return _Unpickler(content[:end], self).load(), start + end
+        value = _Unpickler(content[:end], self).load()
+        _refuse_repetitions(value)
+        return value, start + end
 
 
 class _Unpickler(pickle.Unpickler):
@@ -286,18 +299,101 @@ def _end_of(content: bytes) -> int:
         ValueError: it does not end, or could take long or much memory.
     """
     counts: Counter[str] = Counter()
-    stream = io.BytesIO(content)
+    stream, machine = io.BytesIO(content), _Machine()
     for step, argument, _ in pickletools.genops(stream):
         kind, most = step.name, MOST_STEPS
         if kind == "LONG4" or ("PUT" in kind and (argument or 0) > MOST_STEPS):
             raise ValueError(f"a number in it is too large for {kind}")
-        if kind.startswith("TUPLE"):
-            kind, most = "TUPLE", MOST_TUPLES
-        elif kind not in SMALL:
+        if kind not in SMALL:
             kind, most = "OBJECT", MOST_OBJECTS
         elif isinstance(argument, int) and argument.bit_length() > 60:
             kind, most = "LARGE", MOST_LARGE
         counts[kind] += 1
         if counts[kind] > most:
             raise ValueError(f"it has more than {most:,} steps of the kind {kind}")
+        machine.make(step, argument)
     return stream.tell()
+
+
+class _Machine:
+    """The stack and the memo of a pickle while its steps are followed: of each value only whether it is
+    a text or a number."""
+
+    def __init__(self) -> None:
+        self._stack: list[bool] = []
+        self._marks: list[int] = []
+        self._memo: dict[int, bool] = {}
+
+    def make(self, step: pickletools.OpcodeInfo, argument: Any) -> None:
+        """Make a step.
+
+        Raises:
+            ValueError: a key is neither text nor a number.
+            LookupError: the stack or the memo lacks what the step takes.
+        """
+        name, stack = step.name, self._stack
+        if name == "MARK":
+            self._marks.append(len(stack))
+            stack.append(False)
+        elif name == "DUP":
+            stack.append(stack[-1])
+        elif "PUT" in name or name == "MEMOIZE":
+            self._memo[len(self._memo) if name == "MEMOIZE" else int(argument)] = stack[-1]
+        elif "GET" in name:
+            stack.append(self._memo[int(argument)])
+        else:
+            to_mark, taken, given = _effects(step)
+            first = (self._marks[-1] if to_mark else len(stack)) - taken
+            if first < 0:
+                raise LookupError
+            hashed = (self._marks[-1] if to_mark else first) + 1
+            if name in KEYS and not all(stack[hashed :: KEYS[name]]):
+                raise ValueError("a key in it is neither text nor a number")
+            del stack[first:]
+            while self._marks and self._marks[-1] >= first:
+                self._marks.pop()
+            stack.extend([name in PLAIN] * given)
+
+
+@functools.cache
+def _effects(step: pickletools.OpcodeInfo) -> tuple[bool, int, int]:
+    """Effects on the stack: if everything down to the last mark is taken, how many entries besides,
+    and how many are added."""
+    to_mark = pickletools.markobject in step.stack_before
+    taken = step.stack_before.index(pickletools.markobject) if to_mark else len(step.stack_before)
+    return to_mark, taken, len(step.stack_after)
+
+
+def _refuse_repetitions(value: object) -> None:
+    """Refuse a value in which small ones are held again and again, each holding others so.
+
+    Raises:
+        ValueError: whatever looks at all of it would take long.
+    """
+    sizes: dict[int, int] = {}
+    # Without recursion: it may be nested to any depth. Each is met twice, the second time behind all
+    # that is in it.
+    waiting: list[tuple[object, bool]] = [(value, False)]
+    while waiting:
+        holder, is_counted = waiting.pop()
+        inner = _inner(holder)
+        if is_counted:
+            # What holds itself counts once.
+            sizes[id(holder)] = 1 + len(inner) + sum(sizes.get(id(each), 0) for each in inner)
+            if sizes[id(holder)] > MOST_VALUES:
+                raise ValueError(
+                    f"it holds more than {MOST_VALUES:,} values, most of them repeated"
+                )
+        elif inner and id(holder) not in sizes:
+            sizes[id(holder)] = 0
+            waiting.append((holder, True))
+            waiting.extend((each, False) for each in inner)
+
+
+def _inner(holder: object) -> Sequence[object]:
+    """What a value holds."""
+    if isinstance(holder, Inert):
+        return [holder.state]
+    if isinstance(holder, dict):
+        return list(holder.values())
+    return list(holder) if isinstance(holder, list | tuple | set | frozenset) else ()
