@@ -300,6 +300,12 @@ def recordable(memory: L) -> L:
     return memory.map(torch.clone)
 
 
+def a_weight(layer: Any) -> Tensor:
+    """A parameter, whose device and type are the layer's. Quantised layers may have none: they take
+    float32 on a CPU."""
+    return next(layer.parameters(), torch.empty(0, dtype=torch.float32))
+
+
 def check_layer(layer: Any, x: Tensor, width: int, memory: L | None) -> L:
     """Refuse an ``x`` that is not ``[B, T, D]`` with ``D = width``, ``T >= 1``, on the layer's device
     and of its type, and a memory that is not the layer's, with as many rows. Returns the memory to read
@@ -307,7 +313,7 @@ def check_layer(layer: Any, x: Tensor, width: int, memory: L | None) -> L:
     if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[2] != width or not x.shape[1]:
         found = form(x) if isinstance(x, Tensor) else type(x).__name__
         raise MemspanError(f"x must be [B, T, {width}] with at least one token, not {found}")
-    weight = next(layer.parameters())
+    weight = a_weight(layer)
     if x.device != weight.device:
         raise MemspanError(f"x is on {x.device} and the layer on {weight.device}: move one of them")
     if not suits(x, weight):

@@ -68,7 +68,8 @@ def _reference(inputs: _Inputs) -> Tensor:
     x, weight = inputs.x, inputs.weight
     taps = weight.shape[-1]
     windows = (x[:, t : t + taps] for t in range(x.shape[1] - taps + 1))
-    return torch.stack([(window * weight.T).sum(1) for window in windows], 1)
+    outputs = [(window * weight.T).sum(1) for window in windows]
+    return torch.stack(outputs, 1) if outputs else x[:, :0]
 
 
 def _by_tap(inputs: _Inputs) -> Tensor:

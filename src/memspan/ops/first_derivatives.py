@@ -24,16 +24,19 @@ Backward = Callable[..., Gradients]
 
 def first_derivatives_only(backward: Backward) -> Backward:
     """Decorate the ``backward`` of an autograd function: it raises :class:`MemspanError` where a graph
-    of it or a batch of gradients is asked for."""
+    of it or a batch of gradients is asked for. It is not subject to autocast, whatever it is called
+    under."""
 
     @wraps(backward)
     def once(ctx: Any, *upstream: Tensor | None) -> Gradients:
+        device = next(g.device.type for g in upstream if g is not None)
         if torch.compiler.is_compiling():
             # Its own autograd has first derivatives only, and records them unless told otherwise.
-            with torch.no_grad():
+            with torch.no_grad(), torch.autocast(device, enabled=False):
                 return backward(ctx, *upstream)
         _refuse_a_graph(upstream)
-        return backward(ctx, *upstream)
+        with torch.autocast(device, enabled=False):
+            return backward(ctx, *upstream)
 
     return once
 

@@ -57,6 +57,12 @@ def refuse_unknown_implementation(name: str | None, known: Collection[str]) -> N
         raise MemspanError(f"there is no implementation {name!r}: use {', '.join(known)}")
 
 
+def check_name(option: str, given: object, *known: str) -> None:
+    """Refuse what is not one of the names that an ``option`` takes."""
+    if given not in known:
+        raise MemspanError(f"{option} must be {' or '.join(map(repr, known))}, not {given!r}")
+
+
 def check_together(alike: bool = True, /, **tensors: Tensor | None) -> None:
     """Refuse tensors of one operation, by name, that are not floating-point tensors on one device or,
     with ``alike``, are of different types. None: not given."""

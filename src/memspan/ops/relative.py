@@ -147,7 +147,7 @@ def relative_attention(
     run = choose(IMPLEMENTATIONS, implementation, inputs)
     if not q.numel():
         # No rows or no queries: the result is as empty as they are.
-        return q
+        return q[..., :1].expand(*q.shape[:3], v.shape[3])
     with torch.autocast(q.device.type, enabled=False):
         return run(inputs)
 
@@ -280,8 +280,8 @@ class _FusedRelativeAttention(torch.autograd.Function):
     ) -> Tensor:
         n_heads, batch, n_queries, width = q.shape
         scale = width**-0.5
-        length = k.shape[2]
-        q, k, v = (t.reshape(n_heads * batch, -1, width).contiguous() for t in (q, k, v))
+        length, value_width = v.shape[2:]
+        q, k, v = (t.flatten(0, 1).contiguous() for t in (q, k, v))
 
         x = _position_term(q.view(n_heads, -1, width), keys, scores)
         shifted = _shift(x.view(n_heads * batch, -1), n_queries, length)
@@ -300,7 +300,7 @@ class _FusedRelativeAttention(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, keys, weights, not_dropped, out)
         ctx.shape = (n_heads, batch, n_queries, length, width)
         ctx.dropout = dropout
-        return out.view(n_heads, batch, n_queries, width)
+        return out.view(n_heads, batch, n_queries, value_width)
 
     @staticmethod
     @first_derivatives_only
@@ -308,7 +308,7 @@ class _FusedRelativeAttention(torch.autograd.Function):
         q, k, v, keys, weights, not_dropped, out = ctx.saved_tensors
         n_heads, batch, n_queries, length, width = ctx.shape
         scale = width**-0.5
-        grad = grad.reshape(n_heads * batch, n_queries, width)
+        grad = grad.reshape(out.shape)
         row = (grad * out).sum(-1, keepdim=True)
         if not_dropped is None:
             d_v = torch.bmm(weights.transpose(1, 2), grad)
@@ -337,8 +337,9 @@ class _FusedRelativeAttention(torch.autograd.Function):
             d_keys = torch.bmm(d_x.transpose(1, 2), q.view(n_heads, -1, width)).mul_(scale)
         if ctx.needs_input_grad[4]:
             d_scores = d_x.sum(1).mul_(scale)
-        heads = (n_heads, batch, -1, width)
-        d_q, d_k, d_v = d_q.view(heads), d_k.view(heads), d_v.view(heads)
+        d_q, d_k, d_v = (
+            d.view(n_heads, batch, *d.shape[1:]) for d in (d_q.view(q.shape), d_k, d_v)
+        )
         return d_q, d_k, d_v, d_keys, d_scores, None, None, None
 
 
@@ -434,10 +435,10 @@ def attend_one(
     position = torch.baddbmm(
         position_scores[:, None], q.transpose(0, 1), position_keys.transpose(1, 2)
     )
-    position = position.transpose(0, 1).reshape(batch * n_heads, 1, -1)
+    position = position.transpose(0, 1).reshape(batch * n_heads, 1, k.shape[2])
     keys, values = k.flatten(0, 1), v.flatten(0, 1)
     q = q.reshape(batch * n_heads, 1, width)
     scores = torch.baddbmm(position, q, keys.transpose(1, 2), beta=scale, alpha=scale)
     if mask is not None:
-        scores.view(batch, n_heads, -1).masked_fill_(~mask[:, None], float("-inf"))
+        scores.view(batch, n_heads, k.shape[2]).masked_fill_(~mask[:, None], float("-inf"))
     return torch.bmm(scores.softmax(-1), values).view(batch, n_heads, width)

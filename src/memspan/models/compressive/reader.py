@@ -50,7 +50,8 @@ class CompressiveReader(RelativeReader[CompressiveMemory]):
         """Compress the slots that no longer fit, too."""
         counts, added = self._step_over(n_new, documents)
         length, compressed = counts["length"], counts["compressed_length"]
-        if documents is None and max(length.tolist()) + n_new <= self.slots:
+        fits = documents is None and max(length.tolist(), default=0) + n_new <= self.slots
+        if fits or not len(length):
             # Nothing leaves memory.
             self._count(length=length + n_new, compressed_length=compressed)
             return
@@ -109,7 +110,12 @@ class CompressiveReader(RelativeReader[CompressiveMemory]):
     def _compressions(self) -> list[Compression]:
         """Per layer a copy whose convolutions are laid out as the matrices that they become."""
         layers = (layer.compression for layer in self.backbone.stack())
-        copies = copy.deepcopy([compression for compression in layers if compression is not None])
+        compressions = [compression for compression in layers if compression is not None]
+        # Within functional_call parameters may have a history, which deepcopy refuses.
+        parameters = (p for compression in compressions for p in compression.parameters())
+        copies = copy.deepcopy(
+            compressions, {id(p): p.detach() for p in parameters if not p.is_leaf}
+        )
         for compression in copies:
             for parameter in compression.parameters():
                 if parameter.dim() > 2:

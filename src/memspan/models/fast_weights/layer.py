@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from memspan.errors import MemspanError
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.options import check_config
 from memspan.nn import FeedForward, dropout_layer, known
@@ -27,7 +28,7 @@ from memspan.ops.fast_weights.feature_maps import (
     sum_to_one,
 )
 from memspan.ops.fast_weights.rules import Chunking, delta_rule, outer_product_rule, sum_rule
-from memspan.trees import LayerMemory, check_layer
+from memspan.trees import LayerMemory, a_weight, check_layer
 
 
 @dataclass(frozen=True, repr=False)
@@ -120,9 +121,7 @@ class FastWeightsAttention(nn.Module):
 
     def initial_memory(self, batch_size: int) -> FastWeightsLayerMemory:
         """A memory before the first token, in float32 or better."""
-        return FastWeightsLayerMemory.zeros(
-            next(self.parameters()), batch_size, row_sizes(self.config)
-        )
+        return FastWeightsLayerMemory.zeros(a_weight(self), batch_size, row_sizes(self.config))
 
     def forward(
         self,
@@ -166,6 +165,10 @@ class FastWeightsAttention(nn.Module):
         """
         config = self.config
         if config.rule == "outer-product":
+            if implementation not in (None, "reference"):
+                raise MemspanError(
+                    f"the outer-product rule has no {implementation} implementation: use the reference"
+                )
             y, weights = outer_product_rule(q, k, v, weights, activation=config.outer_activation)
             return y, weights, key_sum
         options: Any = {

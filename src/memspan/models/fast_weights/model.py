@@ -159,10 +159,6 @@ class FastWeights(Backbone[FastWeightsMemory]):
     def read_piece(
         self, x: Tensor, memory: FastWeightsMemory, implementation: str | None
     ) -> BackboneOutput[FastWeightsMemory]:
-        if self.config.rule == "outer-product" and implementation not in (None, "reference"):
-            raise MemspanError(
-                f"the outer-product rule has no {implementation} implementation: use the reference"
-            )
         dtype = torch.promote_types(x.dtype, torch.float32)
         h = self.dropout(self.add_positions(x, memory.tokens_seen))
         after = []

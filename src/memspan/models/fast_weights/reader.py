@@ -100,10 +100,10 @@ class FastWeightsReader(InPlaceReader[FastWeightsMemory]):
         x = F.linear(layer.before_attention(h), self._projections[n])
         batch, n_heads, width = len(h), config.n_heads, config.head_width
         with torch.autocast(h.device.type, enabled=False):
-            x = x.view(batch, -1).to(self._dtype)
+            x = x.squeeze(1).to(self._dtype)
             inner = n_heads * width
             both = x[:, : 2 * inner].view(batch, 2, n_heads, width).transpose(1, 2)
-            both = attention.features(both).reshape(batch * n_heads, 2, -1)
+            both = attention.features(both).flatten(0, 1)
             q, k = both[:, :1], both[:, 1:]
             u = x[:, 2 * inner : 3 * inner].reshape(-1, 1, width)
             weights, z = self._weights[n].flatten(0, 1), self._key_sums[n].flatten(0, 1)
@@ -118,4 +118,4 @@ class FastWeightsReader(InPlaceReader[FastWeightsMemory]):
             if divided:
                 z.add_(k[:, 0])
                 y = y / ((q * z[:, None]).sum(-1, keepdim=True) + config.epsilon)
-        return attention.output(y.view(batch, 1, -1).to(h.dtype))
+        return attention.output(y.view(batch, 1, inner).to(h.dtype))

@@ -76,6 +76,11 @@ class GatedDeltaRule(nn.Module):
             next(self.parameters()), batch_size, row_sizes(self.config)
         )
 
+    def rate(self, dtype: torch.dtype) -> Tensor:
+        """``exp(A_log)``, ``[H]``: finite, since the gradient of infinity is NaN."""
+        largest = math.floor(math.log(torch.finfo(dtype).max))
+        return self.A_log.to(dtype).clamp(max=largest).exp()
+
     def forward(
         self,
         x: Tensor,
@@ -110,7 +115,7 @@ class GatedDeltaRule(nn.Module):
             q, k = (unit(t.unflatten(-1, (config.n_heads, -1))) for t in (q, k))
             v = v.unflatten(-1, (config.value_heads, -1))
             beta = beta.sigmoid() * (2 if config.negative_eigenvalues else 1)
-            log_decay = -self.A_log.to(step.dtype).exp() * F.softplus(step + self.dt_bias)
+            log_decay = -self.rate(step.dtype) * F.softplus(step + self.dt_bias)
             if torch.compiler.is_compiling():
                 # The same, but its gradient comes back contiguous: traced, softplus's backward has the
                 # strides of its input (torch 2.13), and those of the gradient where it runs.

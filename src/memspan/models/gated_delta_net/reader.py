@@ -43,7 +43,7 @@ class GatedDeltaNetReader(InPlaceReader[GatedDeltaNetMemory], StepsInC[CompiledG
         layers = [
             {
                 "convolution": part.convolution.detach().T.contiguous(),
-                "rate": -part.A_log.detach().exp(),
+                "rate": -part.rate(part.A_log.dtype).detach(),
                 "step_bias": part.dt_bias.detach().contiguous(),
                 "gain": part.norm.weight.detach().contiguous(),
                 "memory": weights,

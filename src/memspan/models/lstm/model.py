@@ -88,9 +88,7 @@ class LSTMReader(PassReader[LSTMMemory]):
     def __init__(self, backbone: LSTM, memory: LSTMMemory) -> None:
         super().__init__(backbone, memory)
         self.watch = Watch(backbone, replaced=True)
-        self._weights = [
-            [layer.get_parameter(name) for name in PARAMETERS] for layer in backbone.layers
-        ]
+        self._weights = [[getattr(layer, name) for name in PARAMETERS] for layer in backbone.layers]
 
     def _read_vectors(self, x: Tensor, starts: Tensor | None) -> Tensor:
         self.watch.refuse_changes(x.shape[1] > 1)

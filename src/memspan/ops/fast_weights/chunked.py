@@ -29,6 +29,10 @@ def run(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
     The tokens after the last full chunk form a shorter one: nothing is padded.
     """
     inputs = inputs.by_value_head()
+    kind = inputs.v.dtype
+    if inputs.beta is not None and kind.itemsize < 4:
+        # No triangular solve is in half precision.
+        inputs = inputs.to(torch.float32)
     batch, n_heads, length = inputs.q.shape[:3]
     tensors = [inputs.q, inputs.k, inputs.v]
     tensors += [x.unsqueeze(-1) for x in (inputs.beta, inputs.log_decay) if x is not None]
@@ -58,9 +62,9 @@ def run(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
             )
         else:
             y, weights = run_block(weights, *chunks)
-        outputs.append(_from_chunks(y, batch))
+        outputs.append(_from_chunks(y, batch, n_heads))
     y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
-    return y.transpose(1, 2), weights.unflatten(0, (batch, n_heads))
+    return y.transpose(1, 2).to(kind), weights.view(inputs.weights.shape).to(kind)
 
 
 def _chunks_at_once(weights: Tensor, recompute: bool) -> int:
@@ -78,9 +82,11 @@ def _to_chunks(x: Tensor, size: int) -> Tensor:
     return x.unflatten(2, (-1, size)).permute(2, 0, 1, 3, 4).flatten(1, 2).contiguous()
 
 
-def _from_chunks(y: Tensor, batch: int) -> Tensor:
+def _from_chunks(y: Tensor, batch: int, n_heads: int) -> Tensor:
     """``[N, B * H, G, V] -> [B, N * G, H, V]``, the order in memory that the next product needs."""
-    return y.unflatten(1, (batch, -1)).permute(1, 0, 3, 2, 4).flatten(1, 2)
+    n_chunks, _, size, width = y.shape
+    y = y.view(n_chunks, batch, n_heads, size, width)
+    return y.permute(1, 0, 3, 2, 4).flatten(1, 2)
 
 
 def _sum_rule(q: Tensor, k: Tensor, v: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -138,9 +144,7 @@ class _DeltaRule(torch.autograd.Function):
     @staticmethod
     @first_derivatives_only
     def backward(ctx: Any, d_y: Tensor, d_weights: Tensor) -> tuple[Tensor | None, ...]:
-        # Backward may be called under autocast, whatever forward was.
-        with torch.autocast(d_y.device.type, enabled=False):
-            return _delta_rule_backward(ctx.saved_tensors, d_y.contiguous(), d_weights)
+        return _delta_rule_backward(ctx.saved_tensors, d_y.contiguous(), d_weights)
 
 
 def _delta_rule_backward(

@@ -63,7 +63,7 @@ def feedback_attention(
             gradient; for inspection.
 
     Returns:
-        ``[B, H, K]``.
+        ``[B, H, K]``; under autocast, which rounds its products, of the type that it chooses.
 
     Raises:
         MemspanError: shapes or devices do not go together.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import fields
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +30,7 @@ from memspan.ops.feedback.buffers import (
 )
 from memspan.ops.feedback.dropout import NO_DROPOUT, Dropout
 from memspan.ops.first_derivatives import apply, first_derivatives_only
-from memspan.ops.implementations import Implementation, check_together, choose
+from memspan.ops.implementations import Implementation, check_name, check_together, choose
 
 IMPLEMENTATIONS: dict[str, Implementation[Tensor, ModuleType]] = {
     "compiled": Implementation(lambda x: compiled, compiled.obstacle),
@@ -49,7 +49,7 @@ def feedback_recurrence(
     span: int,
     weights: FoldedWeights,
     *,
-    activation: str = "relu",
+    activation: Literal["relu", "gelu"] = "relu",
     eps: float = 1e-5,
     kept: Dropout | None = None,
     implementation: str | None = None,
@@ -72,10 +72,15 @@ def feedback_recurrence(
         The last layer's output and the memory vectors, ``[B, T, D]`` each.
 
     Raises:
-        MemspanError: shapes, types or devices do not go together; the implementation does not exist or
-            cannot run; there is not enough memory.
+        MemspanError: shapes, types or devices do not go together; the activation or the implementation
+            does not exist, or the latter cannot run; there is not enough memory.
     """
+    check_name("activation", activation, "relu", "gelu")
     _check(x, old, length, span, weights)
+    if not len(x):
+        # The results are as empty.
+        choose(IMPLEMENTATIONS, implementation, x)
+        return x.clone(), x.clone()
     n_old, kept = old.shape[1], kept or NO_DROPOUT
     masks = {
         f"kept_{name}": mask
