@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from architectures import CASES, Case, compressive, transformer_xl
+from architectures import CASES, ONE_OF_EACH, Case, compressive, transformer_xl
 from golden import assert_same
 from memspan.errors import MemspanError
 from memspan.models.options import EmbeddingConfig
+from memspan.ops.relative import relative_attention
 from readings import assert_memories_equal, cut_texts, fields, read, some_memory, text
 
 pytestmark = pytest.mark.gradients(recorded=False)
@@ -130,7 +131,7 @@ def test_the_longest_segment_is_what_can_be_read(
         read(longest + 1)
 
 
-@pytest.mark.gradients
+@pytest.mark.gradients(recorded=True)
 @pytest.mark.parametrize("loss", ["attention", "auto-encoding"])
 def test_auxiliary_losses_of_documents_and_padding(loss: str) -> None:
     """Rows whose last documents are read alone, with the mean over those that compress something."""
@@ -208,7 +209,7 @@ def test_reader_options_that_are_refused() -> None:
             attempt()
 
 
-@pytest.mark.gradients
+@pytest.mark.gradients(recorded=True)
 @both
 def test_attention_weights_for_inspection(make: Callable[..., Case]) -> None:
     """Of every layer, over memory and segment; those of the first layer give its values' sum."""
@@ -228,3 +229,71 @@ def test_attention_weights_for_inspection(make: Callable[..., Case]) -> None:
     unused = (column < slots - used[:, None])[:, None, None]
     future = column > torch.arange(slots, slots + 4)[:, None]
     assert torch.equal(maps[0] == 0, (unused | future).expand_as(maps[0]))
+
+
+@pytest.mark.gradients(recorded=True)
+@pytest.mark.parametrize("name", ["xl-fixed", "xl-fixed-learned", "xl-fixed-clamp"])
+def test_a_fixed_span_reads_a_long_call_in_pieces(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same results and gradients, documents and padding included."""
+    model, tokens = CASES[name].model(), text(3, 23)
+    memory, starts = some_memory(model, 3), torch.zeros(3, 23, dtype=torch.bool)
+    starts[0, 7] = starts[1, 12] = starts[1, 13] = True
+    for options in (
+        {},
+        {"starts": starts},
+        {"starts": starts, "lengths": [23, 13, 0]},
+        {"starts": starts, "lengths": [22, 13, 4], "padding": "left"},
+    ):
+        found: list[list[Tensor]] = []
+        for longest in (512, 6):
+            monkeypatch.setattr("memspan.models.transformer_xl.model.LONGEST_PIECE", longest)
+            model.zero_grad()
+            out = model(tokens, memory, targets=tokens, **options)
+            out.loss.backward()
+            found.append(
+                [out.losses.detach(), *out.memory.detach().tensors().values()]
+                + [p.grad.clone() for p in model.parameters()]
+            )
+            if "lengths" not in options:
+                reader = model.reader(memory)
+                found[-1].append(reader.read(tokens, **options))
+                found[-1] += reader.memory.tensors().values()
+        torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-12)
+
+
+def test_a_long_call_with_a_fixed_span_is_not_quadratic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No attention spans more than a piece and the memory: neither the model's nor its reader's."""
+    model, widths = CASES["xl-fixed"].model(torch.float32), []
+
+    def spy(q: Tensor, k: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        widths.append(k.shape[2])
+        return relative_attention(q, k, *arguments, **options)
+
+    for module in ("self_attention", "reader"):
+        monkeypatch.setattr(f"memspan.models.relative.{module}.relative_attention", spy)
+    model(text(1, 2000))
+    model.reader().read(text(1, 2000))
+    assert len(widths) == 16
+    assert max(widths) == 512 + 5
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH.values())
+def test_a_call_that_is_too_long_for_memory_says_so(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = CASES[name].model()
+    said = "can't allocate memory: you tried to allocate 80000 bytes. Error code 12"
+
+    def full(*_: Any, **__: Any) -> None:
+        raise RuntimeError(said)
+
+    layer = next(iter(model.backbone.layers))
+    layer.forward = full
+    for call in (model, model.reader(batch_size=2).read):
+        with pytest.raises(MemspanError, match=r"^2 rows of 3 tokens .* 80,000 bytes more\): read"):
+            call(text(2, 3))
+    said = "something else"
+    with pytest.raises(RuntimeError, match=r"^something else"):
+        model(text(2, 3))

@@ -31,7 +31,7 @@ from memspan.models.output import BackboneOutput
 from memspan.models.packing import Schema, is_exactly
 from memspan.models.recomputation import recomputed
 from memspan.models.segments import Padding, read_in_pieces
-from memspan.models.sizes import refuse_oversized_model
+from memspan.models.sizes import refuse_oversized_model, refuse_too_long
 from memspan.ops.implementations import refuse_unknown_implementation
 from memspan.trees import constant, recordable
 
@@ -218,9 +218,13 @@ class Backbone(nn.Module, Generic[M]):
                     f"the memory has {counted(memory.batch_size, 'row')} and the input has {len(x)}: "
                     "use memory.select for rows, or this model's initial_memory"
                 )
-        output: BackboneOutput[M] = super().__call__(
-            x, memory, starts=starts, lengths=lengths, padding=padding, **options
-        )
+        try:
+            output: BackboneOutput[M] = super().__call__(
+                x, memory, starts=starts, lengths=lengths, padding=padding, **options
+            )
+        except RuntimeError as error:
+            refuse_too_long(error, x)
+            raise
         return output
 
     def forward(
@@ -382,13 +386,20 @@ class VectorReader(ABC):
         """See :meth:`BackboneReader.read`."""
         check_vectors(x, *self._expected, starts)
         refuse_not_finite(x)
-        return self._read_vectors(x, starts) if x.numel() else x
+        return self._read_all(x, starts)
 
     @without_gradients
     def read_embedded(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
         """The same of tokens' embeddings, which are finite if weights are: to look takes time."""
         check_vectors(x, *self._expected, starts)
-        return self._read_vectors(x, starts) if x.numel() else x
+        return self._read_all(x, starts)
+
+    def _read_all(self, x: Tensor, starts: Tensor | None) -> Tensor:
+        try:
+            return self._read_vectors(x, starts) if x.numel() else x
+        except RuntimeError as error:
+            refuse_too_long(error, x)
+            raise
 
     @without_gradients
     def step(self, x: Tensor) -> Tensor:

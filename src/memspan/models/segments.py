@@ -137,6 +137,41 @@ def documents_of(
     return x, Documents(number, begins.any(1), lengths, lengths - last_start, moved)
 
 
+def read_by_length(
+    read: Callable[..., BackboneOutput[M]],
+    x: Tensor,
+    memory: M,
+    starts: Tensor | None,
+    lengths: Tensor | None,
+    padding: Padding,
+    longest: int,
+) -> BackboneOutput[M]:
+    """Read a segment ``x [B, T, D]`` as several of at most ``longest`` tokens, by a backbone's pass
+    ``read``, whose results do not depend on the cuts. It has no auxiliary loss.
+
+    Attention to the last M positions then takes T (M + longest) products in place of T^2. Other
+    arguments: see :meth:`memspan.models.Backbone.forward`.
+    """
+    moved = lengths if padding == "left" else None
+    if moved is not None:
+        x = move_left(x, moved)
+        starts = None if starts is None else move_left(starts, moved)
+    hidden = []
+    for start in range(0, x.shape[1], longest):
+        piece = x[:, start : start + longest]
+        output = read(
+            piece,
+            memory,
+            starts=None if starts is None else starts[:, start : start + longest],
+            lengths=None if lengths is None else (lengths - start).clamp(0, piece.shape[1]),
+        )
+        memory = output.memory
+        hidden.append(output.hidden)
+    whole = torch.cat(hidden, 1)
+    whole = whole if moved is None else move_right(whole, moved)
+    return BackboneOutput(whole, memory, output.auxiliary_loss)
+
+
 def read_in_pieces(
     read: Callable[[Tensor, M], BackboneOutput[M]],
     x: Tensor,

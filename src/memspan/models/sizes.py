@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
-from memspan.errors import MemspanError
+from memspan.errors import MemspanError, counted
 from memspan.models.options import BackboneConfig, EmbeddingConfig
 
 MOST_LAYERS = 10_000
@@ -62,6 +63,19 @@ def refuse_impossible(what: str) -> Iterator[None]:
         raise MemspanError(
             f"{what} cannot be made in these sizes ({reason[:120]}): lower them"
         ) from None
+
+
+def refuse_too_long(error: RuntimeError, x: torch.Tensor) -> None:
+    """Raise :class:`MemspanError` if ``error``, in reading ``x [B, T, D]``, is that a CPU's memory ran
+    out: attention grows with the square of a segment's length, which not all users know."""
+    found = re.search(r"can't allocate memory: .*?(\d+) bytes", str(error))
+    if found is not None:
+        rows, length = x.shape[:2]
+        raise MemspanError(
+            f"{counted(rows, 'row')} of {counted(length, 'token')} in one call need more memory than "
+            f"there is (torch could not allocate {int(found[1]):,} bytes more): read shorter segments, "
+            "each with the memory that the one before returned, or fewer rows"
+        ) from error
 
 
 def parameters(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from memspan.models.relative.self_attention import (
     RelativeLayer,
     Span,
 )
-from memspan.models.segments import Padding, documents_of
+from memspan.models.segments import Padding, documents_of, read_by_length
 from memspan.nn import dropout_layer, sinusoids
 from memspan.ops.relative import IMPLEMENTATIONS
 
@@ -87,6 +88,11 @@ class RelativeBackbone(Backbone[M]):
             config.clamp_length if clamp_length is None else clamp_length,
         )
 
+    def longest_piece(self, span: Span, slots: int) -> int | None:
+        """The most tokens that are read at once, where a longer segment gives the same in pieces (None:
+        it does not)."""
+        return None
+
     def longest_segment(  # type: ignore[override]
         self, memory: M, *, attention_span: str | None = None, clamp_length: int | None = None
     ) -> int | None:
@@ -146,9 +152,20 @@ class RelativeBackbone(Backbone[M]):
             MemspanError: no such implementation; a learned position table is too short.
         """
         memory = self.initial_memory(len(x)) if memory is None else memory
-        x, documents = documents_of(x, starts, lengths, padding)
         span = self.span() if span is None else span
         slots, n_tokens = sum(memory.slots().values()), x.shape[1]
+        longest = self.longest_piece(span, slots)
+        # Not in compiled graphs, whose sizes may be free, nor where dropout draws for a whole segment.
+        if (
+            longest is not None
+            and not torch.compiler.is_compiling()
+            and n_tokens > longest
+            and attention_weights is None
+            and not (self.training and (self.config.dropout or self.config.attention_dropout))
+        ):
+            read = partial(self.forward, implementation=implementation, span=span)
+            return read_by_length(read, x, memory, starts, lengths, padding, longest)
+        x, documents = documents_of(x, starts, lengths, padding)
         used, *others = (getattr(memory, name) for name in memory.slots())
         codes = span.codes(self.config, slots + n_tokens, slots, self.content_bias)
         shared = AttentionPass(

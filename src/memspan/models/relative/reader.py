@@ -39,6 +39,7 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
         hidden = self._slots(memory)
         self.backbone, self.n_slots, self._span = backbone, hidden.shape[2], span
         self.slots = memory.slots()["length"]
+        self._longest = backbone.longest_piece(span, self.n_slots)
         self._layers = list(backbone.stack())
         # Queries, keys and values are one product, with u as the queries' bias.
         self._projections = [
@@ -78,8 +79,14 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
         return {"hidden": where_in_use(hidden, counts["length"])}
 
     def _read_vectors(self, x: Tensor, starts: Tensor | None) -> Tensor:
-        self.watch.refuse_changes(x.shape[1] > 1)
-        return self._read(x, starts)
+        n_tokens, longest = x.shape[1], self._longest
+        self.watch.refuse_changes(n_tokens > 1)
+        if longest is None or n_tokens <= longest:
+            return self._read(x, starts)
+        pieces = [None] * -(-n_tokens // longest) if starts is None else starts.split(longest, 1)
+        return torch.cat(
+            [self._read(*each) for each in zip(x.split(longest, 1), pieces, strict=True)], 1
+        )
 
     def _read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
         n_new, span = x.shape[1], self._span

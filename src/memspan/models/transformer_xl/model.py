@@ -18,10 +18,13 @@ from memspan.models.options import check_config
 from memspan.models.packing import schema_of
 from memspan.models.protocol import AttentionWeights
 from memspan.models.relative.backbone import PARTS, RelativeBackbone
-from memspan.models.relative.self_attention import AttentionPass, RelativeLayer, newest
+from memspan.models.relative.self_attention import AttentionPass, RelativeLayer, Span, newest
 from memspan.models.segments import count_after
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.nn import known, where_in_use
+
+LONGEST_PIECE = 512
+"""Tokens of a longer segment that are read at once with a fixed span."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -61,6 +64,10 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
     def row_sizes(self) -> Mapping[str, tuple[int | None, ...]]:
         """See :meth:`Backbone.row_sizes`: any number of slots."""
         return {"hidden": (len(self.layers), None, self.config.d_model)}
+
+    def longest_piece(self, span: Span, slots: int) -> int | None:
+        """See :meth:`RelativeBackbone.longest_piece`: with a fixed span, cuts change nothing."""
+        return max(LONGEST_PIECE, slots) if span.attention == "fixed" else None
 
     def cut_invariant(self) -> bool:
         return self.config.attention_span == "fixed"
