@@ -193,9 +193,9 @@ def _pretrained(folder: Path, trust_remote_code: bool) -> Stateful[Any]:
 def _from_file(target: str, seed: int) -> tuple[object, str]:
     """What ``FILE.py:NAME`` names or, if that is a function, returns; and Python that does so."""
     path, _, name = target.rpartition(":")
-    folder = str(Path(path).parent)
+    folder = str(Path(path).parent.absolute())
     made = f"import runpy\nimport sys\nsys.path.append({folder!r})\ntorch.manual_seed({seed})\n"
-    made += f"found = runpy.run_path({path!r})[{name!r}]"
+    made += f"found = runpy.run_path({str(Path(path).absolute())!r})[{name!r}]"
     if not Path(path).is_file():
         raise MemspanError(f"there is no file {path}: check the path")
     # Last: it must not stand in for an installed library.
@@ -205,7 +205,7 @@ def _from_file(target: str, seed: int) -> tuple[object, str]:
         if inspect.isfunction(found) or inspect.isclass(found):
             found = found()
             made += "()"
-    except Exception as error:
+    except (Exception, SystemExit, GeneratorExit) as error:
         raise MemspanError(f"{target} stopped with {type(error).__name__}: {error}") from error
     if found is None:
         raise MemspanError(f"{path} has no {name} that is a model or makes one: check the name")

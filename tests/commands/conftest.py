@@ -15,7 +15,7 @@ MODELS = """
 import torch
 from torch import nn
 
-from memspan.stateful import Function, Inputs
+from memspan.stateful import Claims, Function, Inputs
 
 gru = nn.GRU(4, 8)
 both_ways = nn.GRU(4, 8, bidirectional=True)
@@ -24,11 +24,39 @@ linear = nn.Linear(4, 4)
 
 class Forgets(nn.GRU):
     def forward(self, x, state=None):
-        return super().forward(x, None)
+        return super().forward(x, state if len(x) == 1 else None)
 
 
 def forgets():
     return Forgets(4, 8)
+
+
+class Ignores(nn.GRU):
+    def forward(self, x, state=None):
+        return super().forward(x, None)
+
+
+def ignores():
+    return Ignores(4, 8)
+
+
+def leaves():
+    raise SystemExit(0)
+
+
+def stops(x, state):
+    raise SystemExit(0)
+
+
+stopping = Function(stops, lambda rows: torch.zeros(rows, 8), Inputs(width=4))
+
+
+def nowhere():
+    return nn.GRU(4, 8, device="meta")
+
+
+def claiming():
+    return Function(stops, lambda rows: None, Inputs(width=4), claims=Claims(lengths={"window": 0}))
 
 
 class Hidden(nn.Module):

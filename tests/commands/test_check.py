@@ -85,3 +85,47 @@ def test_models_are_given_as_they_are() -> None:
     for model in (cell, function, run, run.model, run.model.backbone):
         report = memspan.check(model, ["repeatable", "bounded"], budget=60)
         assert [f.outcome for f in report.findings] == ["holds", "holds"]
+
+
+@pytest.mark.parametrize(
+    ("target", "line"),
+    [
+        ("leaves", "models.py:leaves stopped with SystemExit: 0"),
+        ("nowhere", "its weights are on the device meta, without values: load them first"),
+        ("claiming", "Claims.lengths: 'window' must be at least 1 token, not 0: leave it out"),
+    ],
+)
+def test_a_model_that_is_none_is_a_line(
+    target: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["check", f"models.py:{target}"])
+    assert stop.value.code == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert line in said
+
+
+@pytest.mark.parametrize(
+    ("target", "detail"),
+    [("ignores", "the state that was passed has no effect"), ("stopping", "it raised SystemExit")],
+)
+def test_where_no_law_can_be_tried_the_status_is_two(
+    target: str, detail: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["check", f"models.py:{target}", "--laws", "cuts,bounded"])
+    assert stop.value.code == 2
+    said = capsys.readouterr().out
+    assert said.count("refused") == 2
+    assert detail in " ".join(said.split())
+
+
+def test_files_that_are_replaced_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--laws", "repeatable", "--json", "report.json"]
+    for done in ("written", "replaced"):
+        cli.main(["check", "models.py:gru", *options])
+        assert f"{done}: report.json" in capsys.readouterr().err
+    Path("folder").mkdir()
+    with pytest.raises(SystemExit):
+        cli.main(["check", "models.py:gru", "--json", "folder"])
+    assert "--json folder is a folder: name a file" in capsys.readouterr().err

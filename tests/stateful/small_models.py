@@ -375,3 +375,173 @@ class RunningStatistics(Gated, breaks="order-of-calls"):
 class AnotherPathWithGradients(Gated, breaks="order-of-calls"):
     def step(self, x: Tensor, h: Tensor, t: int) -> Tensor:
         return super().step(x, h, t) * (1.001 if torch.is_grad_enabled() else 1)
+
+
+# ----- Bugs at their edges: few cases notice them
+
+
+class StaleKeysAfterARollBack(Attention, breaks="roll-back"):
+    """Rolling back moves a pointer, and one token too much of what is behind it is seen."""
+
+    def truncate(self, state: State, n: int) -> State:
+        return super().truncate(state, n) | {"stale_k": state["k"], "stale_v": state["v"]}
+
+    def copy(self, state: State) -> State:
+        return {name: value.clone() for name, value in state.items()}
+
+    def attend(self, x: Tensor, state: State, real: Tensor) -> Read:
+        state = dict(state)
+        k, v = state.pop("stale_k", None), state.pop("stale_v", None)
+        n = state["k"].shape[1]
+        if k is None or k.shape[1] <= n + x.shape[1]:
+            return super().attend(x, state, real)
+        y, after = super().attend(x, state, real)
+        q = turned(self.module["query"](x), self.positions(state, real))
+        late = slice(n + x.shape[1], None)
+        shares = (q @ k[:, late].mT).sigmoid()
+        return y + shares @ v[:, late], after
+
+
+class UnsortedWithTheOrder(Gated, breaks="padding-right"):
+    """Sorted from the longest row to the shortest, and put back by the order, not by its inverse."""
+
+    claims = Claims(padding=frozenset({"right"}))
+
+    def read_padded(self, inputs: Tensor, state: State, lengths: Tensor, side: Side) -> Read:
+        order = lengths.argsort(descending=True)
+        y, after = super().read_padded(
+            inputs[order], self.select(state, order), lengths[order], side
+        )
+        return y[order], self.select(after, order)
+
+
+class WrongAboveEightRows(Gated, breaks="rows"):
+    def step(self, x: Tensor, h: Tensor, t: int) -> Tensor:
+        h = super().step(x, h, t)
+        return h if len(h) <= 8 else h.roll(1, 0)
+
+
+class BeginningOfATextResetsAllRows(Gated, breaks="rows"):
+    """Token 1 begins a text, in every row."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32, vectors: bool = False) -> None:
+        super().__init__(dtype, vectors)
+        self.module["embedding"] = nn.Embedding(5000, WIDTH)
+        self.inputs = Inputs(vocab_size=5000)
+
+    def read(self, inputs: Tensor, state: State) -> Read:
+        begins = (inputs == 1).any()
+        return super().read(inputs, {"h": 0 * state["h"]} if begins else state)
+
+
+class NothingReadIsAStart(Gated, breaks="cuts"):
+    def mix(self, x: Tensor, state: State) -> Read:
+        if not x.shape[1]:
+            return x, self.start(len(x))
+        return super().mix(x, state)
+
+
+class StateIsAViewOfInputs(Twin, breaks="values"):
+    """The last three inputs, which it does not copy."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32, vectors: bool = True) -> None:
+        super().__init__(dtype, vectors=True)
+
+    def layers(self) -> dict[str, nn.Module]:
+        return {"convolution": nn.Conv1d(WIDTH, WIDTH, KERNEL)}
+
+    def start(self, batch_size: int) -> State:
+        return {"window": torch.zeros(batch_size, KERNEL - 1, WIDTH)}
+
+    def mix(self, x: Tensor, state: State) -> Read:
+        joined = torch.cat([state["window"], x], 1)
+        enough = x if x.shape[1] >= KERNEL - 1 else joined
+        y = self.module["convolution"](joined.mT).mT
+        return y, {"window": enough[:, -(KERNEL - 1) :]}
+
+
+class Slots:
+    __slots__ = ("h", "tokens")
+
+    def __init__(self, h: Tensor, tokens: Tensor) -> None:
+        self.h, self.tokens = h, tokens
+
+
+class GrowsInSlots(Gated, breaks="bounded"):
+    def start(self, batch_size: int) -> Any:
+        h = super().start(batch_size)["h"]
+        return Slots(h, h[:, None])
+
+    def read(self, inputs: Tensor, state: Any) -> Any:
+        y, after = super().read(inputs, {"h": state.h})
+        return y, Slots(after["h"], torch.cat([state.tokens, y[..., :WIDTH]], 1))
+
+
+class ViewOfAGrowingStorage(Gated, breaks="bounded"):
+    def mix(self, x: Tensor, state: State) -> Read:
+        y, after = super().mix(x, state)
+        before = state["h"].untyped_storage().nbytes() // y.element_size()
+        every = torch.cat([torch.zeros(before), after["h"].flatten()])
+        return y, {"h": every[before:].view_as(after["h"])}
+
+
+class TheModelKeepsItsOutputs(Gated, breaks="bounded"):
+    def read(self, inputs: Tensor, state: State) -> Read:
+        y, state = super().read(inputs, state)
+        self.module.__dict__.setdefault("seen", []).append(y.detach())
+        return y, state
+
+
+class OtherFrequenciesInLongCalls(Attention, breaks="cuts"):
+    def positions(self, state: State, real: Tensor) -> Tensor:
+        position = super().positions(state, real)
+        return position / 2 if position.max() >= 64 else position
+
+
+class WrongAboveAChunkOf64(Gated, breaks="cuts"):
+    def step(self, x: Tensor, h: Tensor, t: int) -> Tensor:
+        return super().step(x, torch.zeros_like(h) if t == 64 else h, t)
+
+
+class PositionsOfEightBitsInSingleSteps(Attention, breaks="cuts"):
+    def positions(self, state: State, real: Tensor) -> Tensor:
+        position = super().positions(state, real)
+        return position.to(torch.int8).long() if real.shape[1] == 1 else position
+
+
+class HalvedInBfloat16(Gated, breaks="cuts"):
+    """Before single tokens."""
+
+    def __init__(self, dtype: torch.dtype = torch.bfloat16, vectors: bool = False) -> None:
+        super().__init__(dtype, vectors)
+
+    def mix(self, x: Tensor, state: State) -> Read:
+        halved = x.dtype == torch.bfloat16 and x.shape[1] == 1
+        return super().mix(x, {"h": state["h"] / 2} if halved else state)
+
+
+class FirstCallsAreOthers(Gated, breaks="order-of-calls"):
+    """It remembers that it was called, which by the time of most laws it has been."""
+
+    first = 5
+
+    def step(self, x: Tensor, h: Tensor, t: int) -> Tensor:
+        calls = self.__dict__.setdefault("calls", [])
+        if t == 0:
+            calls.append(1)
+        return super().step(x, h, t) * (1.0 if len(calls) <= self.first else 0.9)
+
+
+class FrozenAfterCalibration(FirstCallsAreOthers, breaks="order-of-calls"):
+    first = 60
+
+
+class LockedDropoutLeaks(Gated, breaks="order-of-calls"):
+    """A mask that training draws is used by evaluation, for as many rows."""
+
+    def mix(self, x: Tensor, state: State) -> Read:
+        y, after = super().mix(x, state)
+        masks = self.module.__dict__.setdefault("masks", {})
+        if self.module.training:
+            masks[len(x)] = (torch.rand(len(x), 1, WIDTH) > 0.2).to(y)
+        return y * masks.get(len(x), 1.0), after

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import small_models
 import torch
 from small_models import BUGS, Attention, Convolved, Gated, Sliding, State, Twin
 from torch import Tensor
@@ -17,6 +18,8 @@ import memspan.stateful.testing
 import pages
 from memspan.stateful.check import NAMES, check
 from memspan.stateful.protocol import Claims
+
+WITHOUT_A_SCRIPT = {small_models.TheModelKeepsItsOutputs}
 
 
 @pytest.mark.parametrize(("law", "kind"), [pytest.param(*bug, id=bug[1].__name__) for bug in BUGS])
@@ -28,6 +31,9 @@ def test_a_planted_bug_is_caught_by_the_law_that_names_it(
     # Enough to see it at a glance.
     tokens = finding.detail.rpartition(" of ")[2]
     assert law == "bounded" or len(tokens) < 20, finding.detail
+    if kind in WITHOUT_A_SCRIPT:
+        assert finding.script is None
+        return
     assert finding.script is not None
     assert len(finding.script.splitlines()) < 25
     model, printed = kind(), io.StringIO()
@@ -42,7 +48,8 @@ def test_a_planted_bug_is_caught_by_the_law_that_names_it(
         assert "torch.Size([1, 2, 11]) torch.Size([1, 1, 11])" in printed.getvalue()
     else:
         rounding = float(finding.script.rpartition("explains ")[2])
-        assert float(printed.getvalue()) > 10 * rounding
+        times = 2 if kind().dtype == torch.bfloat16 else 10
+        assert float(printed.getvalue()) > times * rounding
 
 
 def test_every_law_has_a_bug_that_breaks_it() -> None:

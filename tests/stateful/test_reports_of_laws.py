@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection
+from typing import Any
 
 import pytest
 import small_models
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 
 from memspan.stateful.check import NAMES, check
 from memspan.stateful.floor import perturbed
-from memspan.stateful.protocol import Claims, RefusedError
+from memspan.stateful.protocol import Claims, Inputs, RefusedError
+from memspan.stateful.recurrent import Function
 
 
 def test_a_model_is_afterwards_as_it_was() -> None:
@@ -210,3 +212,108 @@ def test_mistakes_are_told() -> None:
         check(Gated(), ["cut"])
     with pytest.raises(ValueError, match="budget must be a positive number of seconds, not nan"):
         check(Gated(), budget=float("nan"))
+
+
+def test_a_model_without_state_says_so() -> None:
+    class Forgotten(Gated):
+        def mix(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+            return super().mix(x, self.start(len(x)))
+
+    class Stateless(Forgotten):
+        def mix(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+            return super().mix(x, state)[0], state
+
+    class Pointwise(Stateless):
+        def step(self, x: Tensor, h: Tensor, t: int) -> Tensor:
+            return super().step(x, torch.zeros_like(h), t)
+
+    no_state = "it carries no state: what it returns after one text it returns after any"
+    for kind, detail in (
+        (Forgotten, "the state that was passed has no effect: after it and after an empty one"),
+        (Stateless, f"{no_state}, though outputs depend on earlier inputs of the same call"),
+        (Pointwise, no_state),
+    ):
+        report = check(kind(), ["cuts", "bounded"])
+        assert {finding.outcome for finding in report.findings} == {"refused"}
+        assert not report.tried
+        assert report["cuts"].detail.startswith(detail)
+
+
+def test_fewer_outputs_than_inputs_are_refused() -> None:
+    class Strided(Gated):
+        def read(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
+            y, state = super().read(inputs, state)
+            return y[:, ::2], state
+
+    detail = (
+        "it returns outputs [3, 12, 11] for 3 rows of 24 inputs, and one for each input is needed"
+    )
+    assert {f.detail for f in check(Strided()).findings} == {detail}
+
+
+def test_what_a_case_leaves_in_training_mode_is_no_other_laws_business() -> None:
+    """Batch normalisation raises where training has one row of one token."""
+    report = check(small_models.RunningStatistics())
+    assert [finding.law for finding in report.broken] == ["order-of-calls"]
+    module = nn.BatchNorm1d(4)
+    claims = Claims(moves_in_training=True)
+
+    def read(x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        y = module((x.cumsum(1) + state[:, None]).mT).mT
+        return y, state + x.sum(1)
+
+    report = check(Function(read, lambda n: torch.zeros(n, 4), Inputs(width=4), module, claims))
+    assert not report.broken, report
+    assert report["order-of-calls"].outcome == "holds"
+
+
+def test_a_state_whose_rows_are_elsewhere_is_refused() -> None:
+    """By chance there are as many layers as rows."""
+
+    def read(x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        y = state[0][:, None] + x.cumsum(1)
+        return y, y[:, -1].expand(3, -1, -1).clone()
+
+    model = Function(read, lambda rows: torch.zeros(3, rows, 4), Inputs(width=4))
+    detail = (
+        "3, 4], whose dimension 0 is not that of rows: give batch_dimension=1 or write an object"
+    )
+    findings = check(model, ["rows", "values"]).findings
+    assert all(f.outcome == "refused" and "batch_dimension=1" in f.detail for f in findings), detail
+    model = Function(read, lambda rows: torch.zeros(3, rows, 4), Inputs(width=4), batch_dimension=1)
+    assert check(model, ["rows", "values"])["rows"].outcome == "holds"
+    for first, detail in (
+        (lambda rows: [torch.zeros(4) for _ in range(rows)], "more"),
+        (lambda rows: iter([torch.zeros(rows, 4)]), "its state holds a list_iterator, whose rows"),
+    ):
+        model = Function(read, first, Inputs(width=4))
+        assert detail in check(model, ["rows"])["rows"].detail
+
+
+def test_a_difference_of_a_few_floors_is_not_decided() -> None:
+    class OtherEpsilon(Gated):
+        def step(self, x: Tensor, h: Tensor, t: int) -> Tensor:
+            return super().step(x, h, t) * (1 + 1e-6 * (t == 0))
+
+    finding = check(OtherEpsilon(), ["cuts"])["cuts"]
+    assert finding.outcome == "inconclusive"
+    assert "try float64" in finding.detail
+    assert check(OtherEpsilon(torch.float64), ["cuts"]).broken
+
+
+def test_a_report_says_where_to_look_first() -> None:
+    class OverTheBatch(Gated):
+        def step(self, x: Tensor, h: Tensor, t: int) -> Tensor:
+            return super().step(x, h, t) + h.mean()
+
+    report = check(OverTheBatch())
+    assert {f.law for f in report.broken} > {"rows"}
+    assert "Look at rows first: the others may follow from it." in str(report)
+    assert "It came in training mode, and was checked in evaluation mode." in report.notes
+
+
+def test_a_model_on_the_meta_device_is_told() -> None:
+    model = Gated()
+    model.module.to("meta")
+    with pytest.raises(ValueError, match="on the device meta"):
+        check(model)

@@ -23,7 +23,7 @@ class CheckArguments:
     correct.
 
     Each law holds, is broken (with the smallest case found), inconclusive, refused by the model, or not
-    offered. The exit status is 1 if one is broken.
+    offered. The exit status is 1 if one is broken, 2 if none could be tried.
     """
 
     target: Annotated[
@@ -41,7 +41,7 @@ class CheckArguments:
     """cpu, cuda, ...; auto: CUDA if available."""
     threads: OneThread = None
     json: str | None = None
-    """File for the report as JSON; -: standard output, instead of the table."""
+    """File for the report as JSON, which is replaced; -: standard output, instead of the table."""
     scripts: Path | None = None
     """Folder for scripts that show each broken law (None: they are in the JSON only)."""
     trust_remote_code: bool = False
@@ -55,6 +55,8 @@ class CheckArguments:
             raise MemspanError(
                 f"--scripts {self.scripts} is not a folder: name one, new or existing"
             )
+        if self.json not in (None, "-") and Path(self.json).is_dir():
+            raise MemspanError(f"--json {self.json} is a folder: name a file")
 
 
 def check(arguments: list[str]) -> None:
@@ -77,12 +79,20 @@ def check(arguments: list[str]) -> None:
     else:
         print(report)
         if options.json is not None:
-            Path(options.json).write_text(report.to_json() + "\n")
+            _write(Path(options.json), report.to_json() + "\n")
     if options.scripts is not None:
         options.scripts.mkdir(parents=True, exist_ok=True)
         for finding in report.broken:
-            path = options.scripts / f"{finding.law}.py"
-            path.write_text(finding.script or "")
-            print(f"written: {path}", file=sys.stderr)
+            if finding.script is not None:
+                _write(options.scripts / f"{finding.law}.py", finding.script)
     if report.broken:
         sys.exit(1)
+    if not report.tried:
+        sys.exit(2)
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file, and say so."""
+    done = "replaced" if path.exists() else "written"
+    path.write_text(text)
+    print(f"{done}: {path}", file=sys.stderr)

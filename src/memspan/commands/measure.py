@@ -113,5 +113,7 @@ def _report(found: list[Measurement], options: MeasureArguments) -> None:
     place = place_of(options.run[0])
     own = (place.run / "config.toml").is_file() and not is_shipped(place.run)
     folder = (place.checkpoint or place.run) if own else Path.cwd()
-    for path in written(report, options.out or folder):
-        print(f"written: {path}")
+    out = options.out or folder
+    before = {path for path in out.glob("measure.*") if path.is_file()}
+    for path in written(report, out):
+        print(f"{'replaced' if path in before else 'written'}: {path}")

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+ENOUGH_BLOCKS = 50
+"""With fewer, a report says that intervals are rough."""
 Line = tuple[str, Sequence[float], Sequence[float | Estimate]]
 """A label, x and y."""
 
@@ -57,6 +59,12 @@ class Report:
             if m.span is not None
             and (best := min(m.span.points, key=lambda point: point.bits_per_byte))
             and best.difference.high < -TOLERANCE
+        ]
+        self.notes += [
+            f"{name} was measured on {m.span.blocks} blocks of text, and intervals from fewer than "
+            f"{ENOUGH_BLOCKS} are rough: give a longer text (--corpus) or more time (--budget)"
+            for name, m in zip(self.names, measurements, strict=True)
+            if m.span is not None and m.span.blocks < ENOUGH_BLOCKS
         ]
         if len(measurements) > 1:
             self._compare()
@@ -123,8 +131,11 @@ class Report:
         for name, m in zip(self.names, self.measurements, strict=True):
             span, blocks = "not measured", ""
             if m.span is not None:
-                span = _at_least(m.span.tokens, m.span.beyond)
-                span, blocks = f"{span} [{m.span.low:,}, {m.span.high:,}]", f"{m.span.blocks:,}"
+                blocks = f"{m.span.blocks:,}"
+                span = "none: worst with the longest"
+                if m.span.tokens is not None:
+                    span = _at_least(m.span.tokens, m.span.beyond)
+                    span += f" [{m.span.low:,}, {m.span.high:,}]"
             of_model = (m.architecture, f"{m.parameters:,}", m.tokenizer)
             text, state = f"{m.corpus}, {m.split}", f"{m.state_bytes:,}"
             rows.append((name, *of_model, text, span, blocks, state, f"{m.seconds:.0f}"))

@@ -3,7 +3,7 @@
 The same target tokens are scored with ``n`` tokens of history, ``n`` log-spaced, from an empty memory
 each time. The span is the smallest ``n`` whose loss is within :data:`TOLERANCE` of the longest
 history's; its interval reaches from the first ``n`` for which that may be true to the first for which
-it surely is.
+it surely is. Where the loss is worst with the longest history there is no such number.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SpanPoint:
     """The loss with this much history."""
 
     history: int
-    """Tokens, n on average: from 16 on, neighbours are read together, and have n ± n/16."""
+    """Tokens, n at least: from 16 on, neighbours are read together, and have up to n + n/8."""
     bits_per_byte: float
     difference: Estimate
     """Difference from the longest history's loss, on the same targets."""
@@ -42,8 +42,9 @@ class SpanPoint:
 class Span:
     """How much history the loss depends on."""
 
-    tokens: int
-    """The span: the smallest history within the tolerance."""
+    tokens: int | None
+    """The span: the smallest history within the tolerance (None: the loss is worst with the longest
+    history, so that no history is as good as that)."""
     low: int
     """The smallest history whose difference's 95 % interval begins within the tolerance."""
     high: int
@@ -146,9 +147,8 @@ def _alike(
     a time. With short histories most are: few meet the end of a segment."""
     alike: dict[Cuts, list[int]] = {}
     for offset in offsets:
-        # History of the first of w neighbours: n on average, since every other group has one less.
-        history = n - (w - 1 + offset // w % 2) // 2
-        cuts = subject.cuts(history + w - 1, history - 1 - offset - place)
+        # The first of w neighbours has n tokens, the others more.
+        cuts = subject.cuts(n + w - 1, n - 1 - offset - place)
         alike.setdefault(cuts, []).append(offset)
     for cuts, found in alike.items():
         together = max(1, MOST_READ // n_blocks)
@@ -166,8 +166,10 @@ def _span(scale: Sequence[int], first: np.ndarray, nats: np.ndarray, n_bytes: np
         next(p.history for p in points if getattr(p.difference, bound) <= TOLERANCE)
         for bound in ("low", "value", "high")
     )
+    best = min(points, key=lambda point: point.bits_per_byte)
+    worst_last = span == scale[0] and best.difference.high < -TOLERANCE
     return Span(
-        tokens=span,
+        tokens=None if worst_last else span,
         low=low,
         high=high,
         beyond=span == scale[-1],

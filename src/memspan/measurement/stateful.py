@@ -24,8 +24,9 @@ from memspan.measurement.subject import Cuts, Subject, finite
 from memspan.nn import NOT_SCORED
 from memspan.runs.folder import run_folder
 from memspan.runs.texts import check_field, split_of
-from memspan.stateful.case import device_of
-from memspan.stateful.protocol import Stateful, tensors_of
+from memspan.stateful.case import called, device_of
+from memspan.stateful.effect import without_effect
+from memspan.stateful.protocol import RefusedError, Stateful, tensors_of
 from memspan.targets import as_stateful, named
 
 SEGMENT = 256
@@ -92,7 +93,9 @@ class StatefulSubject(Subject):
 
     def _read(self, inputs: Tensor, state: Any) -> tuple[Tensor, Any]:
         try:
-            scores, state = self.model.read(inputs, state)
+            scores, state = called(self.model.read, inputs, state)
+        except RefusedError as error:
+            raise MemspanError(f"the model refuses to read: {error}") from error
         except Exception as error:
             # Whatever it raises is the model's error.
             raise MemspanError(f"the model stopped with {type(error).__name__}: {error}") from error
@@ -155,6 +158,10 @@ def subject_of(
     if len(starts) > 1:
         left_out.append("where documents begin: they are read as one text")
     model.module.to(device_for(device)).eval()
+    if no_effect := without_effect(model):
+        if not no_effect.stateless:
+            raise MemspanError(f"{name} cannot be measured: {no_effect}")
+        left_out.append(f"history before a segment of {SEGMENT} tokens: {no_effect}")
     subject = StatefulSubject(
         model=model,
         tokenizer=own,

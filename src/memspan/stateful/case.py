@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -14,6 +14,8 @@ from torch import Tensor
 
 from memspan.stateful.protocol import NotOfferedError, RefusedError, Stateful
 
+FEW = 8
+"""Tokens of a draw from the first or the last ids."""
 LACKS = {
     "reset": "its rows cannot be reset",
     "read_packed": "it does not read packed inputs",
@@ -33,6 +35,9 @@ class Case:
     """Tokens of the calls, in order; their purpose depends on the law."""
     variant: str = ""
     """Which of a law's several actions is tried."""
+    draw: int = 0
+    """Which inputs are drawn; with 2 and 3, other rows read the first and the last few ids of tokens,
+    where those with a meaning of their own are."""
 
     @property
     def tokens(self) -> int:
@@ -55,9 +60,13 @@ class Named:
     text: str
 
     def __getitem__(self, index: Any) -> Named:
-        if index == slice(None):
-            return self
         parts = index if isinstance(index, tuple) else (index,)
+        parts = tuple(
+            slice(None, part.stop) if isinstance(part, slice) and part.start == 0 else part
+            for part in parts
+        )
+        if all(isinstance(part, slice) and part == slice(None) for part in parts):
+            return self
         return Named(self.value[index], f"{self.text}[{', '.join(map(written, parts))}]")
 
 
@@ -94,14 +103,15 @@ class Reading:
         self.lines: list[str] = []
         self._folder = folder
         self._count = 0
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed + (case.draw << 32))
         self.x = self._drawn("x", case.rows, generator)
         self.other = self._drawn("other", case.rows + 2, generator)
 
     def _drawn(self, name: str, rows: int, generator: torch.Generator) -> Named:
         inputs, shape = self.model.inputs, (rows, self.case.tokens)
         seed = int(torch.randint(2**31, (), generator=generator))
-        value = inputs.draw(*shape, torch.Generator().manual_seed(seed))
+        among = self._among if name == "other" else lambda tokens: tokens
+        value = among(inputs.draw(*shape, torch.Generator().manual_seed(seed)))
         for _ in range(20 if inputs.width is None else 0):
             # With few tokens, rows may begin alike, or end like those that they are compared with.
             alike = rows > 1 and bool((value[0, 0] == value[:, 0]).all())
@@ -109,7 +119,7 @@ class Reading:
                 alike = bool((value[: self.case.rows, -1] == self.x.value[:, -1].cpu()).all())
             if not alike:
                 break
-            value = inputs.draw(*shape, generator)
+            value = among(inputs.draw(*shape, generator))
         if inputs.width is None:
             text = written(value)
         else:
@@ -120,6 +130,14 @@ class Reading:
         text += f".to({str(device)!r})" if device.type != "cpu" else ""
         self.lines.append(f"{name} = {text}")
         return Named(value.to(device), name)
+
+    def _among(self, tokens: Tensor) -> Tensor:
+        """``tokens`` among the ids of the case's draw."""
+        size = self.model.inputs.vocab_size
+        if size is None or self.case.draw not in (2, 3):
+            return tokens
+        few = tokens % min(size, FEW)
+        return few if self.case.draw == 2 else size - 1 - few
 
     def given(self, value: Any, text: str, name: str = "s") -> Named:
         """A computed value, under a new name."""
@@ -135,7 +153,7 @@ class Reading:
         values = [each.value if isinstance(each, Named) else each for each in arguments]
         device = self.x.value.device
         values = [each.to(device) if isinstance(each, Tensor) else each for each in values]
-        return function(*values), f"{name}({', '.join(map(written, arguments))})"
+        return called(function, *values), f"{name}({', '.join(map(written, arguments))})"
 
     def outputs(self, name: str, *arguments: Any) -> tuple[Named, Named]:
         """What the model's function returns: outputs, and the state after them."""
@@ -144,6 +162,10 @@ class Reading:
         if not pair or not isinstance(result[0], Tensor) or not result[0].is_floating_point():
             raise RefusedError(
                 f"{name} does not return a pair of floating-point outputs and a state"
+            )
+        if result[0].dim() < 2:
+            raise RefusedError(
+                f"{name} returns outputs of shape {list(result[0].shape)}, where [B, T, ...] is needed"
             )
         self._count += 1
         n = self._count
@@ -183,6 +205,14 @@ class Reading:
         file = Named(path, "Path('state')")
         self.lines.append(self._call("save", state, file)[1])
         return self.state("load", file)
+
+
+def called(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a model's function returns; what it raises to end the program is an error of its own."""
+    try:
+        return function(*arguments)
+    except (SystemExit, GeneratorExit) as error:
+        raise RefusedError(f"it raised {type(error).__name__}") from error
 
 
 def device_of(model: Stateful[Any]) -> torch.device:

@@ -13,8 +13,16 @@ from torch import Tensor, nn
 PERTURBATIONS = 8
 FACTOR = 20
 """A law is broken where numbers differ by more than this many floors."""
+CLOSE = 5
+"""Below, they are equal; between, it cannot be told."""
 POWER = 100
 """A case shows something only if a wrong state differs by more than this many times that."""
+COARSE_FACTOR = 2
+"""In place of :data:`FACTOR` where weights have two bytes: there a unit in the last place is large, and
+changes outputs more than the rounding of all that is computed does. What is found so must be seen
+with other inputs, too."""
+COARSE_POWER = 1
+"""In place of :data:`POWER`, likewise, and in one case of a law at least."""
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -26,11 +34,18 @@ class Reference:
     deviation: float
     floor: float
     """The floor, relative to the deviation."""
+    coarse: bool = False
+    """Whether weights have two bytes."""
 
     @property
     def threshold(self) -> float:
         """The difference above which a law is broken."""
-        return FACTOR * self.floor
+        return (COARSE_FACTOR if self.coarse else FACTOR) * self.floor
+
+    @property
+    def needed(self) -> float:
+        """The difference that a wrong state must make for a case to show anything."""
+        return (COARSE_POWER if self.coarse else POWER) * self.threshold
 
 
 def difference(expected: Tensor, seen: Tensor) -> float:
@@ -59,7 +74,8 @@ def reference(compute: Callable[[], Tensor], module: nn.Module, seed: int, bits:
     pure = difference(outputs, _again(compute, seed)) <= FACTOR * rounding(outputs)
     change = _change(compute, outputs, module, seed, bits) if pure else 0.0
     floor = max(change, rounding(outputs, bits)) / least.deviation
-    return Reference(least.deviation, floor)
+    coarse = any(p.is_floating_point() and p.element_size() <= 2 for p in module.parameters())
+    return Reference(least.deviation, floor, coarse)
 
 
 def exact(outputs: Tensor) -> Reference:

@@ -15,9 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from memspan.stateful.case import LACKS, Case, Named, Reading, join, written
-from memspan.stateful.protocol import Claims, RefusedError, Stateful
+from memspan.stateful.protocol import Claims, NotOfferedError, RefusedError, Stateful
 
 ROWS = 3
+MANY_ROWS = 33
+"""Rows of one case: some models take another path for many."""
+LONG = 130
+"""Tokens of a few cases of ``cuts``, beyond the lengths that others have: a chunk of 64 that no claim
+names, a counter of eight bits."""
 
 
 @dataclass
@@ -72,7 +77,8 @@ LAWS: list[Law] = []
 def length_of(claims: Claims) -> int:
     """Tokens that cross every internal length twice; if they are few, on both sides of a cut."""
     longest = min(max(claims.lengths.values(), default=4), 256)
-    return max(24, (4 if longest <= 32 else 2) * longest + 5)
+    tokens = max(24, (4 if longest <= 32 else 2) * longest + 5)
+    return tokens if claims.cuts < 2 else max(tokens, 4 * claims.cuts + claims.cuts // 2)
 
 
 def _cases(
@@ -119,7 +125,23 @@ def _twice(reading: Reading, case: Case) -> Compared:
     return Compared([(first, second)], [])
 
 
+_EMPTY = "no tokens in between"
+
+
+def _aligned(claims: Claims) -> list[tuple[int, ...]]:
+    """Pieces with cuts at multiples of ``claims.cuts`` only."""
+    n, tokens = claims.cuts, length_of(claims)
+    cuts = [[2], [1], [3], [1, 2], [1, 2, 3], range(1, -(-tokens // n))]
+    return [
+        tuple(stop - start for start, stop in pairwise([0, *(n * i for i in each), tokens]))
+        for each in cuts
+    ]
+
+
 def _cut_cases(claims: Claims, seed: int) -> Iterator[Case]:
+    if not claims.anywhere:
+        yield from (Case(ROWS, pieces) for pieces in _aligned(claims))
+        return
     tokens = length_of(claims)
     half = tokens // 2
     yield Case(ROWS, (half, tokens - half))
@@ -147,6 +169,11 @@ def _cut_cases(claims: Claims, seed: int) -> Iterator[Case]:
             pieces.append(min(left, 1 + int(torch.randint(most, (), generator=generator))))
             left -= pieces[-1]
         yield Case(ROWS, tuple(pieces))
+    for empty in ((half, tokens - half), (half, 1, 2)):
+        yield Case(ROWS, empty, _EMPTY)
+    if tokens < LONG:
+        for long in ((LONG // 2, LONG - LONG // 2), (LONG - 2, 1, 1), (1,) * LONG):
+            yield Case(ROWS, long)
 
 
 @Law(
@@ -157,7 +184,20 @@ def _cut_cases(claims: Claims, seed: int) -> Iterator[Case]:
 )
 def _cut(reading: Reading, case: Case) -> Compared:
     whole = _whole(reading, reading.x, [case.tokens])
-    return Compared([(whole, _whole(reading, reading.x, case.pieces))])
+    if case.variant != _EMPTY:
+        return Compared([(whole, _whole(reading, reading.x, case.pieces))])
+    outputs, state, at = [], reading.start(), 0
+    for piece in filter(None, case.pieces):
+        if at:
+            try:
+                _, state = reading.read(reading.x[:, at:at], state)
+            except Exception:
+                # Few models promise to read nothing.
+                return Compared([])
+        output, state = reading.read(reading.x[:, at : at + piece], state)
+        outputs.append(output)
+        at += piece
+    return Compared([(whole, join(outputs))])
 
 
 @Law(
@@ -195,13 +235,19 @@ _SELECTED: dict[str, Callable[[int], list[int]]] = {
     "select all but the first row": lambda rows: list(range(1, rows)),
 }
 _NEIGHBOURS = ("each row alone", "rows in reverse", "other neighbours", "two rows more")
+_FEW = "the first and the last rows alone"
 
 
-@Law(
-    "rows",
-    "a row's outputs do not depend on other rows",
-    _cases(_plain, (*_NEIGHBOURS, *_SELECTED)),
-)
+def _rows_cases(claims: Claims, seed: int) -> Iterator[Case]:
+    yield from _cases(_plain, (*_NEIGHBOURS, *_SELECTED))(claims, seed)
+    for draw in (1, 2, 3):
+        # A token may have a meaning of its own, such as the beginning of a text.
+        half, rest = length_of(claims) // 2, length_of(claims) - length_of(claims) // 2
+        yield Case(ROWS, (half // 2, half - half // 2, rest), _NEIGHBOURS[2], draw)
+    yield Case(MANY_ROWS, (2, 1, 3), _FEW)
+
+
+@Law("rows", "a row's outputs do not depend on other rows", _rows_cases)
 def _rows(reading: Reading, case: Case) -> Compared:
     *before, last = case.pieces
     x, other = reading.x, reading.other
@@ -224,6 +270,7 @@ def _rows(reading: Reading, case: Case) -> Compared:
             (join([other[:most], x[most:]], 0), slice(most, None), slice(most, None)),
         ],
         "two rows more": [(join([x, other[:2]], 0), every, slice(case.rows))],
+        _FEW: [(x[:2], slice(2), every), (x[-2:], slice(-2, None), every)],
     }
     return Compared(
         [
@@ -238,6 +285,7 @@ _VALUES = (
     "read a copy, then the original",
     "read the original, then a copy",
     "outputs and inputs stay",
+    "inputs are overwritten after the call",
 )
 
 
@@ -264,6 +312,18 @@ def _values(reading: Reading, case: Case) -> Compared:
     if case.variant == _VALUES[0] and consumed:
         return Compared([])
     expected, _ = reading.read(tail, _prefix(reading, before))
+    if case.variant == _VALUES[4]:
+        state, at = reading.start(), 0
+        for piece in filter(None, before):
+            part, new = (each[:, at : at + piece] for each in (reading.x, reading.other))
+            inputs = reading.given(part.value.clone(), f"{part.text}.clone()", "inputs")
+            _, state = reading.read(inputs, state, own=False)
+            # As a stream's buffer, which the next inputs come in.
+            new = new[: case.rows]
+            reading.lines.append(f"{inputs.text}.copy_({new.text})")
+            inputs.value.copy_(new.value)
+            at += piece
+        return Compared([(expected, reading.read(tail, state)[0])])
     state = _kept(reading, before)
     copy = state if case.variant == _VALUES[0] else reading.state("copy", state)
     used, again = (copy, state) if case.variant == _VALUES[1] else (state, copy)
@@ -370,8 +430,11 @@ def _padding_law(side: Literal["right", "left"]) -> None:
         x, end = reading.x, before + padded
         if not padded:
             return Compared([])
-        # A full row, one of a single token, and one between.
-        lengths = torch.tensor([padded, 1, (padded + 1) // 2] * case.rows)[: case.rows]
+        # A full row, one of a single token, and one between: in one order sorting them by length
+        # moves each to another's place, in the other from the longest to the shortest.
+        several = [padded, 1, (padded + 1) // 2]
+        several = several if case.variant.startswith("zeros") else several[::-1]
+        lengths = torch.tensor(several * case.rows)[: case.rows]
         if case.rows == 1:
             lengths = torch.tensor([(padded + 1) // 2])
         position = torch.arange(padded).expand(case.rows, padded)
@@ -409,8 +472,10 @@ def _back_cases(claims: Claims, seed: int) -> Iterator[Case]:
         counts |= {n for n in (length - 1, length, length + 1) if 0 < n <= half}
     for n in sorted(counts):
         for variant in ("read in a call", "read token by token", "read with what is kept"):
-            if claims.cuts or variant == "read in a call":
+            if claims.anywhere or variant == "read in a call":
                 yield Case(ROWS, (half, n, rest), variant)
+        # What is not overwritten at once must not be seen.
+        yield Case(ROWS, (half, n, 1), "read in a call")
     yield Case(ROWS, (1, 1, 2), "read in a call")
 
 
@@ -475,17 +540,25 @@ def _no_gradients(model: Stateful[Any]) -> str | None:
     return None if _weights(model.module) else "it has no weights that are trained"
 
 
+def _gradient_cases(claims: Claims, seed: int) -> Iterator[Case]:
+    if not claims.anywhere:
+        yield from (Case(ROWS, pieces) for pieces in _aligned(claims)[:4])
+        return
+    tokens = length_of(claims)
+    half, rest = tokens // 2, tokens - tokens // 2
+    for pieces in (
+        (half, rest),
+        (half, 1, 1, 2),
+        (1, 1, rest),
+        (half // 2, half - half // 2, rest),
+    ):
+        yield Case(ROWS, pieces)
+
+
 @Law(
     "gradients",
     "gradients flow through the state as through one long call",
-    _cases(
-        lambda half, rest: [
-            (half, rest),
-            (half, 1, 1, 2),
-            (1, 1, rest),
-            (half // 2, half - half // 2, rest),
-        ]
-    ),
+    _gradient_cases,
     by_design=_no_gradients,
     reference=_whole_gradient,
 )
@@ -517,20 +590,30 @@ def _order(reading: Reading, case: Case) -> Compared:
         reading.lines.append("torch.set_grad_enabled(True)")
         with torch.enable_grad():
             return Compared([(expected, _whole(reading, reading.x, case.pieces))])
-    training = case.variant == _BETWEEN[1]
+    training, module = case.variant == _BETWEEN[1], reading.model.module
+    if training and reading.model.claims.moves_in_training:
+        raise NotOfferedError("training moves what it computes, by design")
+    buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
     state, outputs, at = _kept(reading, []), [], 0
-    for piece in case.pieces:
-        if training:
-            reading.model.module.train()
-            reading.lines.append("module.train()")
-        with torch.set_grad_enabled(training):
-            _, other = reading.read(reading.other, reading.start(case.rows + 2))
-            reading.read(reading.other[: case.rows], reading.start())
-            reading.read(reading.other[:, :1], other)
-        if training:
-            reading.model.module.eval()
-            reading.lines.append("module.eval()")
-        output, state = reading.read(reading.x[:, at : at + piece], state)
-        outputs.append(output)
-        at += piece
+    try:
+        for piece in case.pieces:
+            if training:
+                module.train()
+                reading.lines.append("module.train()")
+            with torch.set_grad_enabled(training):
+                _, other = reading.read(reading.other, reading.start(case.rows + 2))
+                reading.read(reading.other[: case.rows], reading.start())
+                reading.read(reading.other[:, :1], other)
+            if training:
+                module.eval()
+                reading.lines.append("module.eval()")
+            output, state = reading.read(reading.x[:, at : at + piece], state)
+            outputs.append(output)
+            at += piece
+    finally:
+        # Other cases are not to see what training moved.
+        module.eval()
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
     return Compared([(expected, join(outputs))])

@@ -7,10 +7,13 @@ of rows, ``T`` that of tokens.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from numbers import Number
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -45,19 +48,38 @@ class Claims:
 
     consumes_state: bool = False
     """``read`` uses up the given state. False: that stays usable."""
-    cuts: bool = True
+    cuts: bool | int = True
     """Outputs do not depend on where a text is cut. False: they do, by design, and laws are tested at
-    equal cuts."""
+    equal cuts. A number n from 2 on: they do not where all cuts are at multiples of n tokens."""
     bounded: bool = True
     """The state stops growing. False: it grows with every token, as a cache of all keys does."""
     carries_gradients: bool = True
     """Gradients flow through the state that is passed in. False: it is detached, by design."""
+    moves_in_training: bool = False
+    """A forward pass in training mode changes later outputs, by design, as the running statistics of
+    batch normalisation do."""
     padding: frozenset[Padding] = frozenset()
     """Padding that the documentation promises to ignore: on the right, on the right of a last segment,
     on the left of a first segment, on the left of a later one."""
     lengths: Mapping[str, int] = field(default_factory=dict)
     """Internal lengths in tokens that a test should cross, such as a window, a chunk, a convolution or
     a table of positions, by name."""
+
+    def __post_init__(self) -> None:
+        if self.cuts < 0:
+            raise ValueError(
+                f"Claims.cuts must be true, false or a number of tokens, not {self.cuts}"
+            )
+        for name, length in self.lengths.items():
+            if length < 1:
+                raise ValueError(
+                    f"Claims.lengths: {name!r} must be at least 1 token, not {length}: leave it out"
+                )
+
+    @property
+    def anywhere(self) -> bool:
+        """Whether a text may be cut anywhere."""
+        return self.cuts == 1
 
 
 @runtime_checkable
@@ -145,31 +167,63 @@ MADE = "module = ...  # in evaluation mode"
 """In scripts, a module of unknown origin."""
 
 
+PLAIN = (
+    Number, str, bytes, bytearray, type(None), type(Ellipsis), Enum,
+    torch.dtype, torch.device, torch.layout, torch.memory_format,
+)  # fmt: skip
+"""Leaves that are values, and hold nothing else."""
+
+
 def tensors_of(state: Any) -> list[Tensor]:
-    """All tensors within a state of any kind: containers, dataclasses and objects with attributes."""
+    """All tensors within a state of any kind: containers, dataclasses and objects with attributes or
+    slots."""
     return [leaf for leaf in leaves_of(state) if isinstance(leaf, Tensor)]
 
 
 def leaves_of(state: Any) -> list[Any]:
-    """The leaves of a state of any kind: its tensors, numbers, strings, ..., without containers."""
+    """The leaves of a state of any kind: its tensors, each once, numbers, strings, ..., without
+    containers. What is none of :data:`PLAIN` may hold more than is known here, such as an array."""
     found: list[Any] = []
-    seen: set[int] = set()
-
-    def visit(part: Any) -> None:
-        if isinstance(part, nn.Module | type | ModuleType) or id(part) in seen:
-            return
-        if isinstance(part, Mapping):
-            parts = list(part.values())
-        elif isinstance(part, list | tuple | set | frozenset | deque):
-            parts = list(part)
-        elif hasattr(part, "__dict__") and not isinstance(part, Tensor):
-            parts = list(vars(part).values())
-        else:
+    seen: dict[int, Any] = {}
+    waiting = [state]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, PLAIN):
             found.append(part)
-            return
-        seen.add(id(part))
-        for each in parts:
-            visit(each)
-
-    visit(state)
+            continue
+        if isinstance(part, nn.Module | type | ModuleType) or id(part) in seen:
+            continue
+        seen[id(part)] = part
+        parts = None if isinstance(part, Tensor) else parts_of(part)
+        if parts is None:
+            found.append(part)
+        else:
+            waiting += reversed(parts)
     return found
+
+
+def parts_of(part: Any) -> list[Any] | None:
+    """What a container or an object holds (None: it is a leaf)."""
+    if isinstance(part, FunctionType | MethodType | partial):
+        # Its attributes are not what it works on.
+        return None
+    parts = None
+    if isinstance(part, Mapping):
+        parts = list(part.values())
+    elif isinstance(part, list | tuple | set | frozenset | deque):
+        parts = list(part)
+    slots = [
+        name
+        for kind in type(part).__mro__
+        for name in _names(vars(kind).get("__slots__", ()))
+        if name not in ("__dict__", "__weakref__") and hasattr(part, name)
+    ]
+    if hasattr(part, "__dict__"):
+        parts = [*(parts or []), *vars(part).values()]
+    if slots:
+        parts = [*(parts or []), *(getattr(part, name) for name in slots)]
+    return parts
+
+
+def _names(slots: str | Iterable[str]) -> list[str]:
+    return [slots] if isinstance(slots, str) else list(slots)

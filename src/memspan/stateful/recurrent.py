@@ -12,10 +12,12 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from memspan.stateful.protocol import (
     MADE,
+    PLAIN,
     Claims,
     Inputs,
     NotOfferedError,
     RefusedError,
+    leaves_of,
     tensors_of,
 )
 
@@ -140,13 +142,61 @@ class Function:
     """The module with the weights, if any."""
     claims: Claims = field(default_factory=Claims)
     batch_dimension: int = 0
-    """Dimension of rows in the state's tensors."""
+    """Dimension of rows in the state's tensors: 1 where time or layers come first."""
+    _problem: str = field(default="", init=False, repr=False, compare=False)
+    """Why :meth:`select` cannot tell its rows apart, once that has been seen."""
+    _compared: bool = field(default=False, init=False, repr=False, compare=False)
 
     def start(self, batch_size: int) -> Any:
-        return self.first(batch_size)
+        state = self.first(batch_size)
+        if not self._compared:
+            self._compared = True
+            one, more = len(leaves_of(state)), len(leaves_of(self.first(batch_size + 1)))
+            if one != more:
+                self._problem = (
+                    f"its first state has {one} parts for {batch_size} rows and {more} for one more"
+                )
+        return self._checked(state, batch_size)
 
     def read(self, inputs: Tensor, state: Any) -> tuple[Tensor, Any]:
-        return self.function(inputs, state)
+        result = self.function(inputs, state)
+        if isinstance(result, tuple) and len(result) == 2:
+            self._checked(result[1], len(inputs))
+        return result
+
+    def _checked(self, state: Any, rows: int) -> Any:
+        """``state``, if it is one of so many rows as far as :meth:`select` can see.
+
+        Raises:
+            RefusedError: it is not, or an earlier one was not: a length may be the number of rows by
+                chance.
+        """
+        for part in () if self._problem else leaves_of(state):
+            if not isinstance(part, Tensor):
+                if not isinstance(part, PLAIN):
+                    self._problem = (
+                        f"its state holds a {type(part).__name__}, whose rows are unknown"
+                    )
+            elif part.dim() and not self._has_rows(part, rows):
+                others = [i for i, size in enumerate(part.shape) if size == rows]
+                self._problem = (
+                    f"its state of {rows} row{'s' * (rows > 1)} holds a tensor {list(part.shape)}, "
+                    f"whose dimension {self.batch_dimension} is not that of rows: "
+                    + (f"give batch_dimension={others[0]}" if len(others) == 1 else "")
+                )
+        if self._problem:
+            joined = (
+                " or " if "give" in self._problem else "" if self._problem[-2:] == ": " else ": "
+            )
+            raise RefusedError(
+                f"{self._problem}{joined}write an object with a select of its own, as "
+                "memspan.stateful.Stateful describes"
+            )
+        return state
+
+    def _has_rows(self, part: Tensor, rows: int) -> bool:
+        dimension = self.batch_dimension
+        return -part.dim() <= dimension < part.dim() and part.shape[dimension] == rows
 
     def select(self, state: Any, rows: Tensor) -> Any:
         # A count shared by all rows has no dimension of rows.
