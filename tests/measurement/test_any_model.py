@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import known_spans
+from memspan.data.tokenizers.plain import CharacterTokenizer
 from memspan.measurement import span, stateful
 from memspan.measurement.stateful import StatefulSubject
 from memspan.measurement.subject import Budget, RunSubject
 from memspan.models.stateful import CarriesMemory
+from memspan.stateful.protocol import Claims, Inputs
 
 LONG = 1e9
 QUESTION = known_spans.QUESTION
@@ -71,3 +74,55 @@ def test_few_rows_at_once_are_read_alike(monkeypatch: pytest.MonkeyPatch) -> Non
     found = subject.losses(segment, subject.cuts(40, 3), last=20)
     monkeypatch.setattr(stateful, "MOST_SCORES", 1)
     assert np.allclose(found, subject.losses(segment, subject.cuts(40, 3), last=20), atol=1e-5)
+
+
+class Copies:
+    """Bets on the token ``lag`` places back; against it, once it has read ``spoilt`` tokens."""
+
+    inputs, claims, module = Inputs(vocab_size=4), Claims(), torch.nn.Module()
+
+    def __init__(self, lag: int, spoilt: int) -> None:
+        self.lag, self.spoilt = lag, spoilt
+
+    def start(self, batch_size: int) -> Tensor:
+        return torch.full((batch_size, 0), 0)
+
+    def read(self, inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        seen = torch.cat([state, inputs], 1)
+        at = torch.arange(state.shape[1], seen.shape[1]) + 1 - self.lag
+        bets = 4.0 * torch.nn.functional.one_hot(seen[:, at.clamp(min=0)], 4)
+        bets = torch.where((at >= 0)[:, None], bets, 0.0)
+        return torch.where((at + self.lag > self.spoilt)[:, None], -bets, bets), seen
+
+    def select(self, state: Tensor, rows: Tensor) -> Tensor:
+        return state[rows]
+
+    def copy(self, state: Tensor) -> Tensor:
+        return state.clone()
+
+
+def copying(lag: int, spoilt: int = 10_000) -> StatefulSubject:
+    draws = np.random.default_rng(0)
+    tokens = draws.integers(4, size=4000)
+    for t in range(lag, len(tokens)):
+        if draws.random() < 0.9:
+            tokens[t] = tokens[t - lag]
+    tokenizer = CharacterTokenizer("abcd", others=False)
+    return StatefulSubject(
+        model=Copies(lag, spoilt), tokenizer=tokenizer, tokens=tokens, segment_length=256
+    )
+
+
+@pytest.mark.parametrize("lag", [5, 8, 16, 32, 64])
+def test_a_window_of_a_power_of_two_has_its_own_span(lag: int) -> None:
+    found = next(span.measured(copying(lag), 256, Budget(LONG)))
+    expected = 1 << (lag - 1).bit_length()
+    assert (found.tokens, found.low, found.high) == (expected,) * 3
+
+
+def test_no_span_is_given_where_the_longest_history_is_worst() -> None:
+    found = next(span.measured(copying(4, spoilt=40), 256, Budget(LONG)))
+    assert found.tokens is None
+    assert min(found.points, key=lambda p: p.bits_per_byte).history in (4, 8, 16, 32)
+    # Where it is merely no longer best, there is one.
+    assert next(span.measured(copying(4, spoilt=250), 128, Budget(LONG))).tokens == 4

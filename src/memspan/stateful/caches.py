@@ -167,6 +167,11 @@ class Causal:
         self._first_source = f"{name}({arguments})"
         self._imports = f"from {home.__name__ if own else 'transformers'} import {name}\n"
 
+    @property
+    def state_arguments(self) -> tuple[str, ...]:
+        """The name by which the module takes its cache."""
+        return (self._takes,)
+
     def start(self, batch_size: int) -> Cached:
         return Cached(batch_size, cache=self._first(batch_size))
 
@@ -185,6 +190,8 @@ class Causal:
 
     def _read(self, inputs: Tensor, state: Cached, mask: Tensor | None) -> tuple[Tensor, Cached]:
         length = inputs.shape[1]
+        if not length:
+            raise NotOfferedError("generate never reads no tokens")
         if mask is not None or state.mask is not None:
             before = inputs.new_ones(state.rows, state.length) if state.mask is None else state.mask
             mask = inputs.new_ones(inputs.shape) if mask is None else mask
