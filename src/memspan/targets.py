@@ -99,6 +99,19 @@ def as_stateful(model: object, made: str | None = None) -> Stateful[Any]:
     )
 
 
+def move(model: Stateful[Any], device: torch.device) -> None:
+    """Move a model to ``device``.
+
+    Raises:
+        MemspanError: it cannot be moved: its weights have no values, or there is no room.
+    """
+    try:
+        model.module.to(device)
+    except (NotImplementedError, RuntimeError) as error:
+        message = " ".join(str(error).split())[:300]
+        raise MemspanError(f"the model cannot be moved to {device}: {message}") from error
+
+
 def _cannot(what: str, error: RefusedError) -> MemspanError:
     return MemspanError(f"{what} cannot be read: {str(error)[:300].rstrip('.')}")
 

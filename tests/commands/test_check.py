@@ -91,7 +91,7 @@ def test_models_are_given_as_they_are() -> None:
     ("target", "line"),
     [
         ("leaves", "models.py:leaves stopped with SystemExit: 0"),
-        ("nowhere", "its weights are on the device meta, without values: load them first"),
+        ("nowhere", "the model cannot be moved to cpu: Cannot copy out of meta tensor"),
         ("claiming", "Claims.lengths: 'window' must be at least 1 token, not 0: leave it out"),
     ],
 )

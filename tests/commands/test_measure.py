@@ -58,14 +58,19 @@ def test_the_verb(run: Path, words: None, capsys: pytest.CaptureFixture[str]) ->
 
 def test_what_a_report_says_beside_the_numbers(run: Path) -> None:
     long, short = (memspan.measure("run", longest=n, budget=1000) for n in (64, 16))
-    assert not Report([long]).notes
+    (few,) = Report([long]).notes
+    assert "measured on 8 blocks of text, and intervals from fewer than 50 are rough" in few
     # A loss that rises with history.
     assert long.span is not None
     *points, _, last = long.span.points
     low = span.SpanPoint(32, last.bits_per_byte - 1, statistics.Estimate(-1, -1.1, -0.9))
     rising = dataclasses.replace(long.span, points=(*points, low, last))
-    (note,) = Report([dataclasses.replace(long, span=rising)]).notes
+    note, _ = Report([dataclasses.replace(long, span=rising)]).notes
     assert "lowest with 32 tokens" in note
+    without = dataclasses.replace(rising, tokens=None)
+    assert "none: worst with the longest" in report.printed(
+        Report([dataclasses.replace(long, span=without)])
+    )
     # Memories that were not full.
     (sizes,) = short.memory_lengths
     assert [p.slots for p in sizes.points if not p.full] == [32]
@@ -129,6 +134,7 @@ def test_a_picture_shows_names_as_they_are_and_may_fail(
 
     monkeypatch.setattr(figure, "savefig", fail)
     run.rename(name)
+    Path(name, "measure.json").write_text("an earlier one")
     cli.main(["measure", name, "--longest", "16", *PLENTY])
     # In a legend, and in a title.
     assert drawn >= {name, f"{name}: attention by distance"}
@@ -136,6 +142,7 @@ def test_a_picture_shows_names_as_they_are_and_may_fail(
     said = capsys.readouterr()
     assert "no picture: matplotlib cannot draw it (a font is broken)\n" in said.err
     assert f"written: {name}/measure.html\n" in said.out
+    assert f"replaced: {name}/measure.json\n" in said.out
     assert json.loads(Path(name, "measure.json").read_text())["runs"]
     assert not Path(name, "measure.png").exists()
 

@@ -317,3 +317,13 @@ def test_a_model_on_the_meta_device_is_told() -> None:
     model.module.to("meta")
     with pytest.raises(ValueError, match="on the device meta"):
         check(model)
+
+
+def test_a_function_without_its_module_is_told_of_dropout() -> None:
+    def read(x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        y = nn.functional.dropout(state[:, None] + x.cumsum(1))
+        return y, y[:, -1]
+
+    report = check(Function(read, lambda rows: torch.zeros(rows, 4), Inputs(width=4)))
+    assert report["repeatable"].outcome == "broken"
+    assert "nothing was put into evaluation mode" in str(report)

@@ -66,12 +66,12 @@ def check(arguments: list[str]) -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     import memspan
     from memspan.devices import device_for
-    from memspan.targets import named
+    from memspan.targets import move, named
 
     announce(set_threads(options.threads, one=True))
     device = device_for(options.device)
     model = named(options.target, options.trust_remote_code, options.seed)
-    model.module.to(device)
+    move(model, device)
     laws = None if options.laws is None else options.laws.split(",")
     report = memspan.check(model, laws, options.seed, options.budget)
     if options.json == "-":

@@ -27,7 +27,7 @@ from memspan.runs.texts import check_field, split_of
 from memspan.stateful.case import called, device_of
 from memspan.stateful.effect import without_effect
 from memspan.stateful.protocol import RefusedError, Stateful, tensors_of
-from memspan.targets import as_stateful, named
+from memspan.targets import as_stateful, move, named
 
 SEGMENT = 256
 """Tokens that are read at once: a model whose outputs depend on cuts is measured with these."""
@@ -157,7 +157,8 @@ def subject_of(
     left_out = []
     if len(starts) > 1:
         left_out.append("where documents begin: they are read as one text")
-    model.module.to(device_for(device)).eval()
+    move(model, device_for(device))
+    model.module.eval()
     if no_effect := without_effect(model):
         if not no_effect.stateless:
             raise MemspanError(f"{name} cannot be measured: {no_effect}")
