@@ -44,11 +44,11 @@ def leaves():
     raise SystemExit(0)
 
 
-def stops(x, state):
+def exits(x, state):
     raise SystemExit(0)
 
 
-stopping = Function(stops, lambda rows: torch.zeros(rows, 8), Inputs(width=4))
+stopping = Function(exits, lambda rows: torch.zeros(rows, 8), Inputs(width=4))
 
 
 def nowhere():
@@ -56,7 +56,7 @@ def nowhere():
 
 
 def claiming():
-    return Function(stops, lambda rows: None, Inputs(width=4), claims=Claims(lengths={"window": 0}))
+    return Function(exits, lambda rows: None, Inputs(width=4), claims=Claims(lengths={"window": 0}))
 
 
 class Hidden(nn.Module):

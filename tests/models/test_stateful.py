@@ -38,7 +38,9 @@ def test_all_laws_hold(name: str, part: str) -> None:
 
 def test_without_memory_nothing_is_known_of_it() -> None:
     report = check(CarriesMemory(CASES["transformer"].model()), ["values"])
-    assert {f.outcome for f in report.findings} == {"inconclusive"}
+    (finding,) = report.findings
+    assert finding.outcome == "refused"
+    assert finding.detail.startswith("it carries no state")
 
 
 def test_what_a_model_refuses_is_its_own_words() -> None:

@@ -25,6 +25,7 @@ from memspan.stateful.effect import without_effect
 from memspan.stateful.floor import (
     CLOSE,
     FACTOR,
+    IdleBits,
     Reference,
     difference,
     exact,
@@ -242,7 +243,7 @@ class _Bench:
         self.tried = True
         self.claims = model.claims
         self.dtype = "unknown"
-        self.idle_bits = 0
+        self.idle_bits: IdleBits = {}
         self._references: dict[tuple[Any, ...], Reference] = {}
         self._powers: dict[tuple[int, ...], str] = {}
         self._unread = _copied(model)

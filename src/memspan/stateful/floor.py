@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 PERTURBATIONS = 8
 FACTOR = 20
@@ -24,6 +27,10 @@ with other inputs, too."""
 COARSE_POWER = 1
 """In place of :data:`POWER`, likewise, and in one case of a law at least."""
 
+IdleBits = Mapping[torch.dtype, int]
+"""How many of the last bits of weights and outputs do not count, by type."""
+_FRACTIONS = {torch.bfloat16: 7, torch.float16: 10}
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "convolution")
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -35,7 +42,7 @@ class Reference:
     floor: float
     """The floor, relative to the deviation."""
     coarse: bool = False
-    """Whether weights have two bytes."""
+    """Whether weights, or products as under autocast, have two bytes."""
 
     @property
     def threshold(self) -> float:
@@ -60,7 +67,9 @@ def difference(expected: Tensor, seen: Tensor) -> float:
     return apart.nan_to_num(nan=float("inf"), posinf=float("inf")).max().item()
 
 
-def reference(compute: Callable[[], Tensor], module: nn.Module, seed: int, bits: int) -> Reference:
+def reference(
+    compute: Callable[[], Tensor], module: nn.Module, seed: int, bits: IdleBits
+) -> Reference:
     """The result of ``compute``, and its largest change over random perturbations of the weights.
 
     It draws the same random numbers each time. Weights are restored bit for bit. ``bits``: the number
@@ -74,7 +83,9 @@ def reference(compute: Callable[[], Tensor], module: nn.Module, seed: int, bits:
     pure = difference(outputs, _again(compute, seed)) <= FACTOR * rounding(outputs)
     change = _change(compute, outputs, module, seed, bits) if pure else 0.0
     floor = max(change, rounding(outputs, bits)) / least.deviation
-    coarse = any(p.is_floating_point() and p.element_size() <= 2 for p in module.parameters())
+    coarse = torch.float32 in bits or any(
+        p.is_floating_point() and p.element_size() <= 2 for p in module.parameters()
+    )
     return Reference(least.deviation, floor, coarse)
 
 
@@ -88,19 +99,41 @@ def exact(outputs: Tensor) -> Reference:
     return Reference(deviation, rounding(outputs) / deviation)
 
 
-def idle_bits(compute: Callable[[], Tensor], module: nn.Module, seed: int) -> int:
-    """How many of the weights' last bits do not count, because part of a float64 model computes in
-    float32: larger perturbations change outputs in proportion, unless they are rounded inside."""
-    outputs = _again(compute, seed)
+def idle_bits(compute: Callable[[], Tensor], module: nn.Module, seed: int) -> IdleBits:
+    """How many of the weights' last bits do not count, because the model computes in a shorter type:
+    products of two bytes, as under autocast, are seen; where part of a float64 model is of float32,
+    larger perturbations change outputs in proportion, unless they are rounded inside."""
+    products: Any = _Products()  # type: ignore[no-untyped-call]
+    with products:
+        outputs = _again(compute, seed)
+    if products.bits is not None:
+        return {torch.float64: 52 - products.bits, torch.float32: 23 - products.bits}
     if not any(weight.dtype == torch.float64 for weight in module.parameters()):
-        return 0
+        return {}
     if outputs.dtype != torch.float64:
         # Gradients are of the weights' type all the same.
-        return 52 - 23
-    least = max(_change(compute, outputs, module, seed, 0), rounding(outputs))
-    changes = {bits: _change(compute, outputs, module, seed, bits) for bits in (12, 16, 20)}
+        return {torch.float64: 52 - 23}
+    least = max(_change(compute, outputs, module, seed, {}), rounding(outputs))
+    changes = {
+        bits: _change(compute, outputs, module, seed, {torch.float64: bits})
+        for bits in (12, 16, 20)
+    }
     smooth = all(change <= 16 * least * 2**bits for bits, change in changes.items())
-    return 0 if smooth else 52 - 23
+    return {} if smooth else {torch.float64: 52 - 23}
+
+
+class _Products(TorchDispatchMode):
+    """Notices matrix products whose results have two bytes."""
+
+    bits: int | None = None
+    """Bits of their fractions: 7 of bfloat16, 10 of float16."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        dtype = getattr(result, "dtype", None)
+        if dtype in _FRACTIONS and func.overloadpacket.__name__ in _PRODUCTS:
+            self.bits = min(self.bits or 23, _FRACTIONS[dtype])
+        return result
 
 
 def _again(compute: Callable[[], Tensor], seed: int) -> Tensor:
@@ -109,7 +142,7 @@ def _again(compute: Callable[[], Tensor], seed: int) -> Tensor:
 
 
 def _change(
-    compute: Callable[[], Tensor], outputs: Tensor, module: nn.Module, seed: int, bits: int
+    compute: Callable[[], Tensor], outputs: Tensor, module: nn.Module, seed: int, bits: IdleBits
 ) -> float:
     generator, apart = torch.Generator().manual_seed(seed), 0.0
     for _ in range(PERTURBATIONS):
@@ -118,18 +151,18 @@ def _change(
     return apart
 
 
-def rounding(outputs: Tensor, bits: int = 0) -> float:
+def rounding(outputs: Tensor, bits: IdleBits = MappingProxyType({})) -> float:
     """One unit in the last place of the largest output."""
     finite = outputs[outputs.isfinite()]
-    bits = bits if outputs.dtype == torch.float64 else 0
-    return (
-        2**bits * torch.finfo(outputs.dtype).eps * finite.abs().max().item() if len(finite) else 0.0
-    )
+    unit = 2 ** bits.get(outputs.dtype, 0) * torch.finfo(outputs.dtype).eps
+    return unit * finite.abs().max().item() if len(finite) else 0.0
 
 
 @contextmanager
-def perturbed(module: nn.Module, generator: torch.Generator, bits: int = 0) -> Iterator[None]:
-    """Every weight a unit in the last place larger or smaller, at random; ``2 ** bits`` of float64."""
+def perturbed(
+    module: nn.Module, generator: torch.Generator, bits: IdleBits = MappingProxyType({})
+) -> Iterator[None]:
+    """Every weight a unit in the last place that counts larger or smaller, at random."""
     weights = [p for p in module.parameters() if p.is_floating_point()]
     weights = [weight for weight in weights if weight.element_size() in _INTEGERS]
     before = [weight.detach().clone() for weight in weights]
@@ -144,10 +177,10 @@ def perturbed(module: nn.Module, generator: torch.Generator, bits: int = 0) -> I
                 weight.copy_(value)
 
 
-def _next(weight: Tensor, generator: torch.Generator, bits: int) -> Tensor:
+def _next(weight: Tensor, generator: torch.Generator, bits: IdleBits) -> Tensor:
     """Read as integers, floating-point numbers of one sign are in order."""
     up = torch.randint(2, weight.shape, generator=generator).to(weight.device)
-    step = (2 * up - 1) * (2**bits if weight.dtype == torch.float64 else 1)
+    step = (2 * up - 1) * 2 ** bits.get(weight.dtype, 0)
     # Values that are not finite stay; zero and its neighbours can only be made larger.
     finfo = torch.finfo(weight.dtype)
     step = torch.where(weight.abs() < finfo.max / 2, step, torch.zeros_like(step))

@@ -124,6 +124,10 @@ def copy(state):
 """
 
 
+HOW = "memspan.stateful.Stateful"
+"""Where it says what that needs."""
+
+
 @dataclass
 class Function:
     """A function of inputs and a state.
@@ -143,67 +147,66 @@ class Function:
     claims: Claims = field(default_factory=Claims)
     batch_dimension: int = 0
     """Dimension of rows in the state's tensors: 1 where time or layers come first."""
-    _problem: str = field(default="", init=False, repr=False, compare=False)
-    """Why :meth:`select` cannot tell its rows apart, once that has been seen."""
+    _unknown: str = field(default="", init=False, repr=False, compare=False)
+    """What of its state cannot be copied here, once that has been seen."""
+    _rows: str = field(default="", init=False, repr=False, compare=False)
+    """Why :meth:`select` cannot tell its rows apart, once that has been seen: a length may be the
+    number of rows by chance."""
     _compared: bool = field(default=False, init=False, repr=False, compare=False)
 
     def start(self, batch_size: int) -> Any:
         state = self.first(batch_size)
         if not self._compared:
             self._compared = True
-            one, more = len(leaves_of(state)), len(leaves_of(self.first(batch_size + 1)))
-            if one != more:
-                self._problem = (
-                    f"its first state has {one} parts for {batch_size} rows and {more} for one more"
-                )
-        return self._checked(state, batch_size)
+            parts, more = len(leaves_of(state)), len(leaves_of(self.first(batch_size + 1)))
+            if parts != more:
+                self._rows = f"its first state has {parts} parts, and {more} with a row more: "
+        self._look_at(state, batch_size)
+        return state
 
     def read(self, inputs: Tensor, state: Any) -> tuple[Tensor, Any]:
         result = self.function(inputs, state)
         if isinstance(result, tuple) and len(result) == 2:
-            self._checked(result[1], len(inputs))
+            self._look_at(result[1], len(inputs))
         return result
 
-    def _checked(self, state: Any, rows: int) -> Any:
-        """``state``, if it is one of so many rows as far as :meth:`select` can see.
-
-        Raises:
-            RefusedError: it is not, or an earlier one was not: a length may be the number of rows by
-                chance.
-        """
-        for part in () if self._problem else leaves_of(state):
+    def _look_at(self, state: Any, rows: int) -> None:
+        """Note what :meth:`select` and :meth:`copy` cannot do with a state of so many rows."""
+        for part in leaves_of(state):
             if not isinstance(part, Tensor):
-                if not isinstance(part, PLAIN):
-                    self._problem = (
-                        f"its state holds a {type(part).__name__}, whose rows are unknown"
-                    )
-            elif part.dim() and not self._has_rows(part, rows):
+                if not self._unknown and not isinstance(part, PLAIN):
+                    self._unknown = f"its state holds a {type(part).__name__}: "
+            elif not self._rows and part.dim() and not self._has_rows(part, rows):
                 others = [i for i, size in enumerate(part.shape) if size == rows]
-                self._problem = (
+                hint = f"give batch_dimension={others[0]} or " if len(others) == 1 else ""
+                self._rows = (
                     f"its state of {rows} row{'s' * (rows > 1)} holds a tensor {list(part.shape)}, "
-                    f"whose dimension {self.batch_dimension} is not that of rows: "
-                    + (f"give batch_dimension={others[0]}" if len(others) == 1 else "")
+                    f"whose dimension {self.batch_dimension} is not that of rows: {hint}"
                 )
-        if self._problem:
-            joined = (
-                " or " if "give" in self._problem else "" if self._problem[-2:] == ": " else ": "
-            )
-            raise RefusedError(
-                f"{self._problem}{joined}write an object with a select of its own, as "
-                "memspan.stateful.Stateful describes"
-            )
-        return state
 
     def _has_rows(self, part: Tensor, rows: int) -> bool:
         dimension = self.batch_dimension
         return -part.dim() <= dimension < part.dim() and part.shape[dimension] == rows
 
     def select(self, state: Any, rows: Tensor) -> Any:
-        # A count shared by all rows has no dimension of rows.
+        """The rows of all tensors but those without dimensions, which all rows share.
+
+        Raises:
+            RefusedError: some have no such rows, or the state holds more than tensors and numbers.
+        """
+        if problem := self._unknown or self._rows:
+            raise RefusedError(f"{problem}write an object with a select of its own ({HOW})")
         return mapped(
             lambda part: part.index_select(self.batch_dimension, rows) if part.dim() else part,
             state,
         )
 
     def copy(self, state: Any) -> Any:
+        """All of it, copied.
+
+        Raises:
+            RefusedError: the state holds more than tensors and numbers.
+        """
+        if self._unknown:
+            raise RefusedError(f"{self._unknown}write an object with a copy of its own ({HOW})")
         return copied(state)
