@@ -55,15 +55,15 @@ class Claims:
     """The state stops growing. False: it grows with every token, as a cache of all keys does."""
     carries_gradients: bool = True
     """Gradients flow through the state that is passed in. False: it is detached, by design."""
-    moves_in_training: bool = False
-    """A forward pass in training mode changes later outputs, by design, as the running statistics of
-    batch normalisation do."""
     padding: frozenset[Padding] = frozenset()
     """Padding that the documentation promises to ignore: on the right, on the right of a last segment,
     on the left of a first segment, on the left of a later one."""
     lengths: Mapping[str, int] = field(default_factory=dict)
     """Internal lengths in tokens that a test should cross, such as a window, a chunk, a convolution or
     a table of positions, by name."""
+    moves_in_training: bool = False
+    """A forward pass in training mode changes later outputs, by design, as the running statistics of
+    batch normalisation do."""
 
     def __post_init__(self) -> None:
         if self.cuts < 0:
