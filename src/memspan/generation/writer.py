@@ -118,7 +118,7 @@ class Writer:
 
     Example::
 
-        for pieces in Writer("runs/book", "Once upon a time"):
+        for pieces in memspan.Writer("runs/book", "Once upon a time"):
             print(pieces[0], end="")
     """
 

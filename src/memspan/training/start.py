@@ -77,7 +77,7 @@ def train(
 
     Example::
 
-        config = memspan.load("shakespeare").config
+        config = memspan.RunConfig(TransformerXLConfig(), data=memspan.DataConfig("book.txt"))
         folder = memspan.train(config, "runs/first")
         model = memspan.load(folder).model
     """
@@ -170,7 +170,7 @@ def resume(
 
         config = memspan.load("runs/first").config
         more = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=5000))
-        resume("runs/first", config=more)
+        memspan.resume("runs/first", config=more)
     """
     console = console or Console(quiet=True)
     again = "--resume goes on from a run's newest one (--init-from takes the weights of any)"
