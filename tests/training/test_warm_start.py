@@ -13,13 +13,16 @@ import memspan
 import tiny_runs
 from architectures import randomise
 from golden import assert_same
+from memspan import cli
 from memspan.data.options import DataConfig
 from memspan.data.tokenizers.base import Tokenizer
 from memspan.data.tokenizers.plain import ByteTokenizer, CharacterTokenizer
 from memspan.errors import MemspanError
 from memspan.models import LanguageModel
-from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.feedback.config import FeedbackConfig
+from memspan.models.lstm.config import LSTMConfig
+from memspan.models.options import EmbeddingConfig
+from memspan.models.registry import MODELS
 from memspan.models.transformer_xl.config import TransformerXLConfig as XL
 from memspan.ops.feedback.attention import Distances, feedback_attention
 from memspan.ops.relative import Positions, relative_attention
@@ -32,9 +35,14 @@ SIZE: dict[str, Any] = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12, "
 BYTES = ByteTokenizer()
 
 
-def run_of(model: Any, tokenizer: Tokenizer = BYTES, name: str = "transformer-xl") -> Run:
-    made = randomise(LanguageModel(tokenizer.vocab_size, model), seed=3)
-    config = RunConfig(model=model, architecture=name)  # type: ignore[arg-type]
+def run_of(
+    model: Any,
+    tokenizer: Tokenizer = BYTES,
+    embedding: EmbeddingConfig = EmbeddingConfig(),  # noqa: B008
+) -> Run:
+    made = randomise(LanguageModel(tokenizer.vocab_size, model, embedding), seed=3)
+    name = next(name for name, kind in MODELS.items() if type(model) is kind)
+    config = RunConfig(model=model, architecture=name, embedding=embedding)  # type: ignore[arg-type]
     return Run(Path("source"), config, tokenizer, made, 0, {})
 
 
@@ -99,7 +107,7 @@ def test_the_report_is_the_truth() -> None:
 
 
 def test_the_same_architecture_is_taken_whole() -> None:
-    source, model = run_of(FeedbackConfig(**SIZE), name="feedback"), feedback_of()
+    source, model = run_of(FeedbackConfig(**SIZE)), feedback_of()
     report = initialise_from(model, BYTES, source)
     assert report.fresh == report.partly == []
     assert model.fingerprint() == source.model.fingerprint()
@@ -111,12 +119,25 @@ def test_the_same_architecture_is_taken_whole() -> None:
         (XL(**SIZE | {"d_model": 12}), "abc", "same width, set --model.d-model 12"),
         (XL(**SIZE | {"n_heads": 4}, d_head=4), "abc", "--model.n-heads"),
         (XL(**SIZE, d_head=3), "abc", "--model.d-head"),
-        (CompressiveConfig(**SIZE), "abc", "transformer-xl"),
+        (LSTMConfig(n_layers=2, d_model=8), "abc", "nothing that means the same .* takes"),
+        (FeedbackConfig(**SIZE | {"n_heads": 4}), "abc", "set --model.n-heads 4"),
+        (FeedbackConfig(**SIZE, activation="gelu"), "abc", "set --model.activation gelu"),
+        (XL(**SIZE, activation="gelu"), "abc", "not trained: set --model.activation gelu"),
         # Another size, and the same size with other words.
         (XL(**SIZE), "abcd", "another vocabulary .* set --data.tokenizer source.tokenizer.json"),
         (XL(**SIZE), "abd", "another vocabulary"),
     ],
-    ids=["width", "heads", "head", "architecture", "more-characters", "other-characters"],
+    ids=[
+        "width",
+        "heads",
+        "head",
+        "architecture",
+        "own-heads",
+        "own-activation",
+        "activation",
+        "more-characters",
+        "other-characters",
+    ],
 )
 def test_what_does_not_fit_is_refused(source: Any, characters: str, message: str) -> None:
     tokenizer = CharacterTokenizer("abc")
@@ -142,3 +163,68 @@ def test_training_starts_from_the_run(tiny_text: None) -> None:
         assert torch.equal(ours[name], theirs[name])
     with pytest.raises(MemspanError, match="no run at"):
         memspan.train(config, "other", init_from="none")
+
+
+def test_another_option_of_the_function_is_said() -> None:
+    source = run_of(XL(**SIZE, normalisation="post"))
+    model = randomise(LanguageModel(256, XL(**SIZE | {"memory_length": 9}, clamp_length=3)))
+    summary = initialise_from(model, BYTES, source).summary()
+    said = "model.clamp_length 3, there None; model.normalisation pre, there post"
+    assert f"so that the same weights compute something else: {said}" in summary
+    same = initialise_from(LanguageModel(256, source.config.model), BYTES, source).summary()
+    assert "not as in that run" not in same
+
+
+CHARACTERS = CharacterTokenizer("bdf"), CharacterTokenizer("abcdef")
+
+
+@pytest.mark.parametrize("tie", [True, False])
+def test_a_larger_vocabulary_takes_the_rows_of_its_tokens(tie: bool) -> None:
+    """Their ids may be others."""
+    small, large = CHARACTERS
+    embedding = EmbeddingConfig(tie=tie)
+    source = run_of(XL(**SIZE), small, embedding=embedding)
+    model = LanguageModel(large.vocab_size, XL(**SIZE), embedding)
+    report = initialise_from(model, large, source)
+    assert report.fresh == report.partly == []
+    assert "3 of 7 rows of embedding and output are new" in report.summary()
+    old, new = (torch.tensor(t.encode(b"bdfdb").astype(int))[None] for t in (small, large))
+    theirs, ours = source.model(old).logits, model(new).logits
+    known = [0, 2, 4, 6]
+    assert_same(ours[..., known], theirs, 1e-5, "known characters")
+    assert_same(ours[..., 1], theirs.mean(-1), 1e-4, "a new character")
+    with pytest.raises(MemspanError, match=r"another vocabulary .* 3 of its tokens .* such as 'a'"):
+        initialise_from(LanguageModel(4, XL(**SIZE)), small, run_of(XL(**SIZE), large))
+
+
+def test_clusters_take_new_tokens_at_the_end_alone() -> None:
+    clusters = EmbeddingConfig(cutoffs=(2,), div_val=2)
+    source = run_of(XL(**SIZE), CharacterTokenizer("abc"), embedding=clusters)
+    for characters, fits in (("abcd", True), ("Xabc", False)):
+        tokenizer = CharacterTokenizer(characters)
+        model = LanguageModel(tokenizer.vocab_size, XL(**SIZE), clusters)
+        if fits:
+            assert "1 of 5 rows" in initialise_from(model, tokenizer, source).summary()
+            assert torch.equal(model.embedding.tables[1][:2], source.model.embedding.tables[1])
+        else:
+            with pytest.raises(MemspanError, match="add new tokens after the old ones"):
+                initialise_from(model, tokenizer, source)
+
+
+def test_without_sizes_the_runs_own_are_taken(tiny_text: None, capsys: Any) -> None:
+    """The one line that the documentation has, for a run of any width and tokeniser."""
+    sizes = ["--model.n-layers=1", "--model.d-model=12", "--model.n-heads=3", "--model.d-ff=8"]
+    loop = "--train.steps=1 --train.batch-size=2 --train.segment-length=8 --train.sample-tokens=0"
+    short = [*loop.split(), "--train.device=cpu", "--data.corpus=text.txt"]
+    cli.main(["train", *sizes, "--data.tokenizer=words", "--out=a", *short])
+    Path("text.txt").write_text("some other memory of words " * 200)
+    cli.main(["train", "--init-from=a", "--out=b", *short])
+    assert (
+        "new" not in capsys.readouterr().out.partition("initialised from a")[2].partition("step")[0]
+    )
+    assert memspan.load("b").config.model == memspan.load("a").config.model
+    assert (
+        memspan.load("b").tokenizer.vocabulary_hash == memspan.load("a").tokenizer.vocabulary_hash
+    )
+    cli.main(["train", "--init-from", "a", "--model", "feedback", "--out=c", *short])
+    assert memspan.load("c").config.model.d_model == 12

@@ -204,10 +204,11 @@ def _flags(options: Any, prefix: str = "") -> Iterator[str]:
 
 def peek_flags(arguments: list[str]) -> argparse.Namespace:
     """The options that decide which others there are, and their defaults: ``model``, ``preset``,
-    ``resume`` and the list ``modules``. Mistakes in them are left to :func:`parsed`."""
+    ``resume``, ``init_from`` and the list ``modules``. Mistakes in them are left to :func:`parsed`."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in ("--model", "--preset", "--resume"):
         parser.add_argument(name, nargs="?")
+    parser.add_argument("--init-from", "--init_from", nargs="?")
     parser.add_argument("--import", dest="modules", nargs="?", action="append", default=[])
     return parser.parse_known_args(arguments)[0]
 

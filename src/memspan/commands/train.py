@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import re
 import signal
@@ -19,11 +20,12 @@ from memspan.commands.parsing import Modules, parsed, peek_flags
 from memspan.commands.standard_streams import STDIN, keep_input, settle_output
 from memspan.commands.threads import Threads, set_threads
 from memspan.cores import cores
-from memspan.data.options import SPLITS, title
+from memspan.data.options import SPLITS, DataConfig, title
 from memspan.distributed import reports
 from memspan.errors import MemspanError
 from memspan.models.options import BackboneConfig
 from memspan.models.registry import MODELS
+from memspan.runs.folder import place_of
 from memspan.runs.options import (
     DEFAULT_ARCHITECTURE,
     PRESETS,
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from memspan.distributed.processes import Processes
 
 M = TypeVar("M", bound=BackboneConfig)
+SIZES = ("n_layers", "d_model", "n_heads", "d_head", "d_ff", "activation")
+"""Options that another architecture takes from the run whose weights it starts with."""
 PRESET_HELP = (
     f"Preset to start from: {', '.join(PRESETS)}, or your own TOML file. Flags override it."
 )
@@ -54,8 +58,9 @@ class TrainArguments(Generic[M]):
     out: Path | None = None
     """Run folder to write (None: a new one in runs/)."""
     init_from: Path | None = None
-    """Start from the weights of this run or checkpoint that fit. Its architecture is the same, or
-    another of the same width whose parts mean the same. Prints which were taken."""
+    """Start from the weights of this run or checkpoint that fit. Without --preset, its model's options
+    and its tokeniser are those to start from, too. Its architecture is the same, or another of the same
+    width whose parts mean the same. Prints which were taken."""
     resume: Path | None = None
     """Run folder to continue, bit for bit. Options of training and of the optimiser given with it, such
     as --train.steps, replace the run's from here on."""
@@ -219,8 +224,30 @@ def begin_with(arguments: list[str]) -> RunConfig[BackboneConfig]:
         return config
     if given.preset is not None:
         return read_config(preset_file(given.preset), given.model)
+    if given.init_from is not None:
+        return _as_in(Path(given.init_from), given.model)
     architecture = given.model or DEFAULT_ARCHITECTURE
     return RunConfig(MODELS[architecture](), architecture)
+
+
+def _as_in(source: Path, architecture: str | None) -> RunConfig[BackboneConfig]:
+    """The model, sizes and tokeniser of a run, so that all of its weights fit; all else as usual.
+
+    ``architecture``: another than the run's takes the sizes that both have.
+    """
+    theirs = load_config(source)
+    name = architecture or theirs.architecture
+    if name == theirs.architecture:
+        model = theirs.model
+    else:
+        kind: Any = MODELS[name]
+        shared = {field.name for field in dataclasses.fields(kind)}.intersection(SIZES)
+        model = kind(**{n: getattr(theirs.model, n) for n in shared if hasattr(theirs.model, n)})
+    tokenizer = "bytes"
+    if theirs.data.tokenizer != "bytes":
+        tokenizer = str(place_of(source).run.absolute() / "tokenizer.json")
+    data = dataclasses.replace(DataConfig(), tokenizer=tokenizer)
+    return RunConfig(model, name, data=data, embedding=theirs.embedding)
 
 
 def replacing(arguments: list[str]) -> list[str]:

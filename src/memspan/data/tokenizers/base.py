@@ -8,7 +8,7 @@ import itertools
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -109,6 +109,10 @@ class Tokenizer(ABC):
 
         Later ones are left out at their defaults: files and checksums of older versions stay the same.
         """
+
+    def tokens(self) -> Sequence[str | int]:
+        """What each id stands for, by id: equal entries of two tokenisers of a kind mean the same."""
+        return list(range(self.vocab_size))
 
     @property
     def dtype(self) -> np.dtype[Any]:

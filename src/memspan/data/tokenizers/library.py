@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -115,6 +115,10 @@ class LibraryTokenizer(Tokenizer):
     def _decoded(self, ids: list[int]) -> str:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
         return text
+
+    def tokens(self) -> Sequence[str | int]:
+        names = [self._tokenizer.id_to_token(n) for n in range(self._size)]
+        return [n if name is None else name for n, name in enumerate(names)]
 
     def content(self) -> dict[str, object]:
         return {"model": self._tokenizer.to_str()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -56,6 +56,9 @@ class ByteTokenizer(Tokenizer):
         codes = ids.astype(np.uint8) if isinstance(ids, np.ndarray) else np.fromiter(ids, np.uint8)
         return (codes if self.values is None else self._values[codes]).tobytes()
 
+    def tokens(self) -> Sequence[str | int]:
+        return list(map(int, self._values))
+
     def content(self) -> dict[str, object]:
         return {} if self.values is None else {"values": self.values}
 
@@ -99,6 +102,9 @@ class CharacterTokenizer(Tokenizer):
     def decode(self, ids: Iterable[int] | np.ndarray) -> bytes:
         table = "\N{REPLACEMENT CHARACTER}" * (self.unknown is not None) + self.characters
         return "".join(table[i] for i in ids).encode()
+
+    def tokens(self) -> Sequence[str | int]:
+        return ["others"] * (self.unknown is not None) + list(self.characters)
 
     def content(self) -> dict[str, object]:
         return {"characters": self.characters} | ({"others": False} if self.unknown is None else {})
@@ -149,6 +155,9 @@ class WordTokenizer(Tokenizer):
 
     def respaces(self, text: bytes) -> bool:
         return re.search(rb"[\t\f\v]|  ", text) is not None
+
+    def tokens(self) -> Sequence[str | int]:
+        return list(self.words)
 
     def content(self) -> dict[str, object]:
         return {"words": self.words} | ({"lower_case": True} if self.lower_case else {})
