@@ -15,6 +15,7 @@ from torch import nn
 
 from memspan.calls import checked, nearest, nearest_path
 from memspan.errors import MemspanError
+from memspan.exclusive import random_numbers
 from memspan.installed import require
 from memspan.models import Backbone, LanguageModel
 from memspan.models.stateful import CarriesMemory
@@ -34,6 +35,7 @@ TYPE = "transformers:"
 
 
 @checked
+@random_numbers()
 @sharing_cores()
 def check(
     model: object,

@@ -61,8 +61,13 @@ def test_commands_on_the_screen_can_be_typed_as_they_are(
 ) -> None:
     """That which resumes after Ctrl-C, and those that are said to be next."""
     # Without --data.corpus: what is trained on with no options comes along.
-    with at_step(3, lambda _: os.kill(os.getpid(), signal.SIGINT)):
-        said = printed(capsys, "train", "--out", "runs/a b", *SMALL)
+    # The status is that of a process which the signal has ended: what was stopped is not done.
+    with (
+        at_step(3, lambda _: os.kill(os.getpid(), signal.SIGTERM)),
+        pytest.raises(SystemExit, match=f"^{128 + signal.SIGTERM}$"),
+    ):
+        cli.main(["train", "--out", "runs/a b", *SMALL])
+    said = capsys.readouterr().out
     resume = typed(said.partition("continue with: ")[2])
     assert resume == ["train", "--resume", "runs/a b"]
     said = printed(capsys, *resume)

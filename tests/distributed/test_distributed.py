@@ -8,6 +8,9 @@ import re
 import shutil
 import signal
 import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ import tiny_runs
 from command_line import harm
 from memspan import cli
 from memspan.data.options import DataConfig
+from memspan.distributed.reports import BY_US
 from memspan.errors import MemspanError
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.fast_weights.config import FastWeightsConfig
@@ -253,11 +257,25 @@ def test_the_command_starts_processes_and_ends_with_one_line() -> None:
     wait_for(lambda: checkpoints.latest(Path("r")).state["step"] > before, again)
     with pytest.raises(MemspanError, match="another process is training"), lock_run(Path("r")):
         pass
-    again.send_signal(signal.SIGINT)
-    assert again.ended(60) == (0, "")
+    again.send_signal(signal.SIGUSR1)
+    assert again.ended(60) == (128 + signal.SIGUSR1, "")
     newest = checkpoints.latest(Path("r")).state["step"]
     # Its weights can be used without an export.
     assert memspan.load("r").step == newest
+
+
+@several
+def test_ctrl_c_ends_a_process_that_waits_for_another(tmp_path: Path) -> None:
+    """It waits in C++, where an exception would wait with it."""
+    meeting = tmp_path / "processes"
+    numbers = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "0"}
+    given = numbers | {"MASTER_ADDR": "127.0.0.1", BY_US: str(meeting)}
+    command = [sys.executable, "-P", "-m", "memspan", "train", "--out", "r"]
+    with subprocess.Popen(command, env=os.environ | given, stdout=subprocess.DEVNULL) as process:
+        wait_for(meeting.exists, None)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == -signal.SIGINT
 
 
 @several

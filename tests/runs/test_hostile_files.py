@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -215,7 +216,7 @@ def test_nothing_is_written_through_links(tmp_path: Path) -> None:
     run, precious = tmp_path / "run", tmp_path / "precious"
     run.mkdir()
     precious.write_text("mine")
-    (run / f".file.{os.getpid()}.tmp").symlink_to(precious)
+    (run / f".file.{os.getpid()}-{threading.get_native_id()}.tmp").symlink_to(precious)
     write_atomically(run / "file", b"new")
     assert (run / "file").read_bytes() == b"new"
     assert precious.read_text() == "mine"

@@ -101,11 +101,26 @@ def test_sigkill_at_a_random_step_loses_nothing() -> None:
     assert_same("whole", "run")
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"])
 def test_an_interrupt_saves(name: str) -> None:
-    with at_step(5, lambda _: os.kill(os.getpid(), getattr(signal, name))):
-        start.train(config(steps=7, evaluate_every=0), Path("cut"))
+    number, numbers = getattr(signal, name), list[int]()
+    before = signal.getsignal(number)
+    with at_step(5, lambda _: os.kill(os.getpid(), number)):
+        start.train(config(steps=7, evaluate_every=0), Path("cut"), on_stop=numbers.append)
     assert step_of("cut") == 6
+    assert numbers == [number]
+    assert signal.getsignal(number) == before
+
+
+def test_a_signal_with_another_use_does_not_stop_training() -> None:
+    got = list[int]()
+    before = signal.signal(signal.SIGUSR1, lambda number, _: got.append(number))
+    try:
+        with at_step(2, lambda _: os.kill(os.getpid(), signal.SIGUSR1)):
+            start.train(config(steps=4, evaluate_every=0), Path("r"), on_stop=got.append)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert (step_of("r"), got) == (4, [signal.SIGUSR1])
 
 
 def test_a_full_disk_keeps_the_last_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:

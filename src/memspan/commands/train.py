@@ -104,7 +104,12 @@ def train(arguments: list[str]) -> None:
     with _joined(options) as (console, processes):
         from memspan.training import start
 
-        shared: dict[str, Any] = {"console": console, "processes": processes}
+        signals: list[int] = []
+        shared: dict[str, Any] = {
+            "console": console,
+            "processes": processes,
+            "on_stop": signals.append,
+        }
         if options.dry_run:
             _dry_run(options, console, processes)
         elif options.resume is not None:
@@ -113,7 +118,12 @@ def train(arguments: list[str]) -> None:
         else:
             folder = processes.of_first(options.out or new_folder(options.config))
             start.train(options.config, folder, init_from=options.init_from, **shared)
+        if signals and processes.first and _is_launched():
+            reports.note_stop(signals[0])
     settle_output()
+    if signals and not _is_launched():
+        # As of a process that the signal has ended: a job that was stopped is not done.
+        sys.exit(128 + signals[0])
 
 
 def _read(arguments: list[str]) -> tuple[TrainArguments[Any], RunConfig[Any], list[str]]:
@@ -154,10 +164,11 @@ def _joined(options: TrainArguments[Any]) -> Iterator[tuple[Console, Processes]]
         from memspan.distributed.processes import joined
         from memspan.training import start  # noqa: F401
 
-        if _is_launched():
-            # During these imports Ctrl-C ended the process at once, see __main__.py.
-            signal.signal(signal.SIGINT, signal.default_int_handler)
         with joined() as processes:
+            if _is_launched():
+                # Until all have met Ctrl-C ended the process at once, see __main__.py: one that waits
+                # for another does so in C++, where Python's exceptions have to wait, too.
+                signal.signal(signal.SIGINT, signal.default_int_handler)
             # No mark-up: names of corpora and folders may hold brackets. The terminal breaks the
             # lines, so that files and pipes get them unbroken.
             console = Console(quiet=not processes.first, markup=False, soft_wrap=True)
@@ -203,10 +214,12 @@ def _launch(arguments: list[str], n_processes: int) -> None:
     from memspan.distributed.launch import RunEndedError, launch
 
     try:
-        launch(["train", *arguments], n_processes)
+        stopped = launch(["train", *arguments], n_processes)
     except RunEndedError as error:
         print(error.line, file=sys.stderr)
         sys.exit(error.status)
+    if stopped is not None:
+        sys.exit(128 + stopped)
 
 
 def begin_with(arguments: list[str]) -> RunConfig[BackboneConfig]:

@@ -19,11 +19,13 @@ from torch.distributed.elastic.multiprocessing import (
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from memspan.cores import cores
-from memspan.distributed.reports import BY_US, LOST
+from memspan.distributed.reports import BY_US, LOST, noted_stop
 from memspan.invocation import PROGRAM, program
 
 SAVE_SECONDS = int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 120))
 """Time for a run that was asked to stop to write its last checkpoint; the variable is torchrun's."""
+PASSED_ON = ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+"""Signals that reach all processes, besides Ctrl-C."""
 POLL_SECONDS = 0.1
 """How often the launcher looks whether its processes still run."""
 
@@ -36,16 +38,21 @@ class RunEndedError(Exception):
         self.line, self.status = line, status
 
 
-def launch(arguments: list[str], n_processes: int) -> None:
+def launch(arguments: list[str], n_processes: int) -> int | None:
     """Run ``memspan`` with ``arguments`` in ``n_processes`` processes; returns when all are done.
 
-    Ctrl-C, SIGTERM and SIGHUP reach them all.
+    Ctrl-C and the signals in :data:`PASSED_ON` reach them all.
+
+    Returns:
+        The number of the signal that ended their run, with a checkpoint; None if they have finished.
     """
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // n_processes)))
     # As torchrun does: a process that waits for one that has ended on a GPU ends, too.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     # Overrides settings for runs on several machines: this one uses only the loopback interface.
     os.environ |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), _loopback())
+    # The variable is torch's own.
+    os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", ",".join(("SIGINT", *PASSED_ON)))
     # Silence torch: our one line has the cause.
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
     sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(n_processes))
@@ -64,12 +71,14 @@ def launch(arguments: list[str], n_processes: int) -> None:
             running = start_processes("memspan", sys.executable, called, variables, logs)
             failures = _failures(running)
         except SignalException as error:
-            if error.sigval.name in ("SIGINT", "SIGTERM", "SIGHUP"):
-                # Before or after training: no process has said how to continue.
+            # Before or after training: no process has said how to continue.
+            if error.sigval == signal.SIGINT:
                 raise KeyboardInterrupt from None
-            raise RunEndedError(f"memspan: ended by {error.sigval.name}", 1) from None
+            line = f"memspan: ended by {error.sigval.name}"
+            raise RunEndedError(line, 128 + error.sigval) from None
         if failures:
             raise _ended(failures)
+        return noted_stop()
 
 
 def _failures(running: PContext) -> Mapping[int, ProcessFailure]:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 BY_US = "MEMSPAN_LAUNCHED"
 """Set by our launcher, which prints the report that matters: the file where its processes meet."""
+STOPPED = "-stopped"
+"""At the end of that file's name, another file: the number of the signal that has ended the run."""
 LAUNCHER_NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
 """Environment variables that torchrun and our launcher set; with them, ``MASTER_ADDR``."""
 LOST = 3
@@ -47,6 +49,17 @@ def leave(line: str, status: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+
+def note_stop(number: int) -> None:
+    """Let our launcher know that the signal of this number has ended the run, with a checkpoint."""
+    Path(os.environ[BY_US] + STOPPED).write_text(str(number))
+
+
+def noted_stop() -> int | None:
+    """The number that a process has noted; None if the run was not stopped. For the launcher."""
+    noted = Path(os.environ[BY_US] + STOPPED)
+    return int(noted.read_text()) if noted.exists() else None
 
 
 def _reports_for_all() -> bool:

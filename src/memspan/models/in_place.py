@@ -14,7 +14,7 @@ from memspan.errors import NonFiniteError
 from memspan.memory import Memory, Rows
 from memspan.models.inputs import rows_not_finite
 from memspan.models.packing import Watch
-from memspan.models.protocol import Backbone, M, VectorReader, not_copied, without_gradients
+from memspan.models.protocol import Backbone, M, VectorReader, by_one_thread, not_copied
 from memspan.trees import to_device
 
 
@@ -41,10 +41,12 @@ class BufferedReader(VectorReader, Generic[M]):
         self._seen_before, self._n_read = seen, 0
 
     @property
+    @by_one_thread
     def memory(self) -> M:
         """The memory after the last token: a copy, which reading on does not change."""
         return self._memory(slice(None), slice(None))
 
+    @by_one_thread
     def select(self, rows: Tensor | list[int]) -> M:
         numbers = self._rows.numbers(rows)
         return self._memory(numbers, to_device(numbers, self._device))
@@ -68,7 +70,7 @@ class BufferedReader(VectorReader, Generic[M]):
     def _read(self, x: Tensor) -> Tensor:
         """Read a segment in which no document begins; without gradients."""
 
-    @without_gradients
+    @by_one_thread
     def reset(self, mask: Tensor | list[bool]) -> None:
         rows = self._rows.mask(mask).nonzero()
         if len(rows):
@@ -80,7 +82,7 @@ class BufferedReader(VectorReader, Generic[M]):
     def _empty(self, rows: Tensor, at: Tensor) -> None:
         """Begin anew in ``rows``; ``at``: as in :meth:`_memory`."""
 
-    @torch.no_grad()
+    @by_one_thread
     def replace(self, rows: Tensor | list[int], memory: Memory) -> None:
         self.watch.refuse_changes(whole=False)
         numbers, given = self._rows.replacement(rows, memory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -32,7 +33,7 @@ from memspan.models.inputs import check_tokens, outside, own_lengths, refuse_tar
 from memspan.models.options import BackboneConfig, EmbeddingConfig, check_parts
 from memspan.models.output import BackboneOutput, Output
 from memspan.models.packing import Watch, is_itself
-from memspan.models.protocol import Backbone, MemoryReader, not_copied
+from memspan.models.protocol import Backbone, MemoryReader, by_one_thread, not_copied
 from memspan.models.segments import Padding, padding_mask
 from memspan.models.sizes import refuse_impossible, refuse_oversized, refuse_oversized_model
 from memspan.models.vocabulary import resize
@@ -308,6 +309,7 @@ class Reader:
         memory = model.backbone.own_memory(memory, batch_size)
         self._rows = memory.batch_size
         self._by_call, self._of = _by_call(model), model.backbone
+        self.in_use = threading.RLock()
         if self._by_call and options:
             raise MemspanError(
                 f"{', '.join(sorted(options))}: only a LanguageModel without hooks reads with these"
@@ -380,6 +382,7 @@ class Reader:
                 return self._model.head(hidden)
             return self._model._losses(hidden, targets)
 
+    @by_one_thread
     def _read_by_call(
         self, tokens: Tensor, targets: Tensor | None, starts: Tensor | None
     ) -> Tensor:

@@ -7,6 +7,7 @@ the reader included: an architecture needs one of its own only to stream faster 
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -359,13 +360,26 @@ def not_copied(reader: object, protocol: object) -> NoReturn:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def without_gradients(method: F) -> F:
-    """``torch.no_grad`` as a decorator: free where gradients are off already, as in most rollouts."""
+def by_one_thread(method: F) -> F:
+    """Run a reader's method without gradients; refuse it while another thread is in such a method of
+    the same reader, whose lock is ``in_use``.
+
+    ``torch.no_grad`` is left out where gradients are off already, as in most rollouts.
+    """
     guarded = torch.no_grad()(method)
 
     @wraps(method)
-    def chosen(*args: Any, **options: Any) -> Any:
-        return (guarded if torch.is_grad_enabled() else method)(*args, **options)
+    def chosen(self: Any, *args: Any, **options: Any) -> Any:
+        if not self.in_use.acquire(False):
+            raise MemspanError(
+                "another thread is using this reader: give each its own, "
+                "model.reader(reader.memory), or use it under a lock"
+            )
+        try:
+            run = guarded if torch.is_grad_enabled() else method
+            return run(self, *args, **options)
+        finally:
+            self.in_use.release()
 
     return cast(F, chosen)
 
@@ -374,6 +388,7 @@ class VectorReader(ABC):
     """Checks what a reader is given, and reads it without gradients."""
 
     def __init__(self, backbone: Backbone[Any], rows: int) -> None:
+        self.in_use = threading.RLock()
         # What the checks compare vectors with: their width, a weight, the number of rows.
         self._expected = backbone.config.d_model, next(backbone.parameters()), rows
 
@@ -381,14 +396,14 @@ class VectorReader(ABC):
     def _read_vectors(self, x: Tensor, starts: Tensor | None) -> Tensor:
         """See :meth:`BackboneReader.read`; the arguments have been checked."""
 
-    @without_gradients
+    @by_one_thread
     def read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
         """See :meth:`BackboneReader.read`."""
         check_vectors(x, *self._expected, starts)
         refuse_not_finite(x)
         return self._read_all(x, starts)
 
-    @without_gradients
+    @by_one_thread
     def read_embedded(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
         """The same of tokens' embeddings, which are finite if weights are: to look takes time."""
         check_vectors(x, *self._expected, starts)
@@ -401,7 +416,7 @@ class VectorReader(ABC):
             refuse_too_long(error, x)
             raise
 
-    @without_gradients
+    @by_one_thread
     def step(self, x: Tensor) -> Tensor:
         """See :meth:`BackboneReader.step`."""
         check_step(x, *self._expected)
@@ -418,16 +433,17 @@ class MemoryReader(Generic[M]):
     __reduce_ex__ = not_copied
 
     def __init__(self, memory: M) -> None:
+        self.in_use = threading.RLock()
         self.memory = memory
 
     def select(self, rows: Tensor | list[int]) -> M:
         return self.memory.select(rows)
 
-    @without_gradients
+    @by_one_thread
     def reset(self, mask: Tensor | list[bool]) -> None:
         self.memory = self.memory.reset(mask)
 
-    @without_gradients
+    @by_one_thread
     def replace(self, rows: Tensor | list[int], memory: Memory) -> None:
         self.memory = self.memory.replace(rows, memory)
 

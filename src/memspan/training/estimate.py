@@ -24,6 +24,7 @@ from memspan.data.tokenizers.plain import WordTokenizer
 from memspan.devices import device_for
 from memspan.distributed.processes import ALONE, Processes, own_device
 from memspan.errors import MemspanError, counted
+from memspan.exclusive import random_numbers
 from memspan.invocation import command
 from memspan.models import LanguageModel
 from memspan.models.options import BackboneConfig
@@ -233,6 +234,7 @@ def _in_words(needs: dict[str, int]) -> str:
 
 
 @checked
+@random_numbers()
 def estimate(
     config: Run,
     *,

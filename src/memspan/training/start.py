@@ -22,6 +22,7 @@ from memspan.data.tokenizers.registry import load_tokenizer
 from memspan.devices import device_for
 from memspan.distributed.processes import ALONE, Processes, own_device
 from memspan.errors import MemspanError, counted
+from memspan.exclusive import random_numbers
 from memspan.invocation import command
 from memspan.models.options import BackboneConfig
 from memspan.runs import checkpoints, history
@@ -35,10 +36,11 @@ from memspan.training.metrics import refuse_missing
 from memspan.training.optimisers import MakeOptimiser, learning_rate, with_optimiser
 from memspan.training.options import BUDGETS, TrainConfig
 from memspan.training.state import TrainingState, precision_of, refuse_sharing, streams_of
-from memspan.training.trainer import Checkpointer, Trainer
+from memspan.training.trainer import Checkpointer, OnStop, Trainer
 
 
 @checked
+@random_numbers()
 def train(
     config: RunConfig[BackboneConfig],
     folder: str | Path,
@@ -47,11 +49,12 @@ def train(
     optimiser: MakeOptimiser | None = None,
     console: Console | None = None,
     processes: Processes = ALONE,
+    on_stop: OnStop | None = None,
 ) -> Path:
     """Train a model from the start, as ``memspan train`` does.
 
     Ctrl-C, SIGTERM and SIGHUP end training early, with a checkpoint to resume from, where this is
-    called in the main thread.
+    called in the main thread; so do SIGUSR1 and SIGUSR2 if the program does not handle them.
 
     Args:
         config: all options of the run.
@@ -67,6 +70,7 @@ def train(
         console: where progress, scores and a sample are shown (None: nowhere).
         processes: of a distributed run, which all call this with the same arguments; see
             :func:`memspan.distributed.processes.joined`.
+        on_stop: called with a signal's number where one has ended training early.
 
     Returns:
         The run's folder, for :func:`memspan.load` or :func:`resume`.
@@ -83,7 +87,7 @@ def train(
     """
     folder, console = Path(folder), console or Console(quiet=True)
     with _refusals(folder):
-        _train(config, folder, init_from, console, processes, optimiser)
+        _train(config, folder, init_from, console, processes, optimiser, on_stop)
     return folder
 
 
@@ -94,6 +98,7 @@ def _train(
     console: Console,
     processes: Processes,
     optimiser: MakeOptimiser | None,
+    on_stop: OnStop | None,
 ) -> None:
     config = with_optimiser(config, optimiser)
     refuse_sharing(config, processes, begins=True)
@@ -121,7 +126,7 @@ def _train(
     with _locked(folder, processes) as lock:
         if lock is not None:
             create(lock, config, prepared.tokenizer)
-        Trainer(state, Checkpointer(state, folder, lock), console).fit()
+        Trainer(state, Checkpointer(state, folder, lock), console).fit(on_stop)
 
 
 @contextmanager
@@ -141,6 +146,7 @@ def _refusals(folder: Path) -> Iterator[None]:
 
 
 @checked
+@random_numbers()
 def resume(
     folder: str | Path,
     *,
@@ -148,6 +154,7 @@ def resume(
     optimiser: MakeOptimiser | None = None,
     console: Console | None = None,
     processes: Processes = ALONE,
+    on_stop: OnStop | None = None,
 ) -> Path:
     """Continue a run exactly where its last checkpoint left it.
 
@@ -157,7 +164,7 @@ def resume(
             optimiser may change, as may the corpus's path and field; each change is recorded in the
             run's ``history.jsonl``. A converted run may begin with any text and optimiser.
         optimiser: the function that :func:`train` was given, if it was.
-        console: as in :func:`train`; likewise ``processes``.
+        console: as in :func:`train`; likewise ``processes`` and ``on_stop``.
 
     Returns:
         The run's folder.
@@ -179,7 +186,7 @@ def resume(
         # Refuses what is not a run before a folder is made for the lock.
         load_config(folder)
         with _locked(folder, processes) as lock:
-            return _resume(folder, lock, console, processes, config, optimiser)
+            return _resume(folder, lock, console, processes, config, optimiser, on_stop)
 
 
 def _resume(
@@ -189,6 +196,7 @@ def _resume(
     processes: Processes,
     wanted: RunConfig[BackboneConfig] | None,
     optimiser: MakeOptimiser | None,
+    on_stop: OnStop | None,
 ) -> Path:
     if lock is not None:
         lock.load()
@@ -245,7 +253,7 @@ def _resume(
         console.print(line)
     # As in train().
     del saved
-    Trainer(training, Checkpointer(training, folder, lock), console).fit()
+    Trainer(training, Checkpointer(training, folder, lock), console).fit(on_stop)
     return folder
 
 

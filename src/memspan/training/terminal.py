@@ -24,8 +24,14 @@ PLAIN_SECONDS = 30
 """Seconds between the lines that replace a progress bar without a terminal."""
 ESTIMATE_UPDATES = 100
 """The time left follows from the mean speed over this many updates of a progress bar."""
-STOPPING = (signal.SIGINT, signal.SIGTERM, *((signal.SIGHUP,) if os.name == "posix" else ()))
+STOPPING = [signal.SIGINT, signal.SIGTERM]
 """Signals that stop training, with a checkpoint."""
+IF_UNUSED: list[signal.Signals] = []
+"""Those that stop it unless the program has a use of its own for them: schedulers send them to jobs
+before they end them."""
+if os.name == "posix":
+    STOPPING.append(signal.SIGHUP)
+    IF_UNUSED += [signal.SIGUSR1, signal.SIGUSR2]
 
 
 @contextmanager
@@ -91,21 +97,22 @@ class Unbreakable(io.TextIOBase):
 
 
 @contextmanager
-def stoppable(ask: Callable[[], None]) -> Iterator[None]:
-    """Inside, the first Ctrl-C, SIGTERM or SIGHUP (the terminal was closed) calls ``ask``.
+def stoppable(ask: Callable[[int], None]) -> Iterator[None]:
+    """Inside, the first Ctrl-C, SIGTERM, SIGHUP (the terminal was closed), SIGUSR1 or SIGUSR2 calls
+    ``ask`` with its number.
 
     A second one ends the process at once. Ignored signals, such as SIGHUP under nohup, stay ignored.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
-        ask()
+        ask(number)
         for signal_number, handler in before.items():
             signal.signal(signal_number, handler)
 
+    handled = [n for n in STOPPING if signal.getsignal(n) is not signal.SIG_IGN]
+    handled += [n for n in IF_UNUSED if signal.getsignal(n) is signal.SIG_DFL]
     try:
-        before = {
-            n: signal.signal(n, stop) for n in STOPPING if signal.getsignal(n) is not signal.SIG_IGN
-        }
+        before = {n: signal.signal(n, stop) for n in handled}
     except ValueError:  # Only the main thread may handle signals.
         before = {}
     try:

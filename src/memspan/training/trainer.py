@@ -4,12 +4,12 @@ and the checkpoints that it writes."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
-from threading import Event
 
+import torch
 import torch.distributed as dist
 from rich.console import Console
 from torch import Tensor
@@ -29,6 +29,7 @@ from memspan.training.terminal import progress, stoppable
 from memspan.training.updates import Updater
 from memspan.training.validation import Validation
 
+OnStop = Callable[[int], None]
 LOG_EVERY = 10
 """Steps between training records in metrics.jsonl."""
 
@@ -132,8 +133,10 @@ class Trainer:
         self.updater = Updater(state)
 
     @sharing_cores()
-    def fit(self) -> None:
+    def fit(self, on_stop: OnStop | None = None) -> None:
         """Train to the last step, then score, sample and say what was written.
+
+        ``on_stop``: called with the signal's number if one ended training early, in any process.
 
         Raises:
             MemspanError: a loss is not finite, the disk is full, the folder was moved or deleted.
@@ -142,18 +145,20 @@ class Trainer:
         introduce(self.console, state, checkpointer.folder)
         writes = state.processes.first
         logged = loggers(checkpointer.folder, options.tracker, state.step) if writes else []
-        metrics, asked, stopped = MetricLogger(state, logged, self.console), Event(), False
+        metrics = MetricLogger(state, logged, self.console)
+        asked: list[int] = []
+        stopped = False
         with (
             closing(metrics),
             checkpointer.explaining(),
-            stoppable(asked.set),
+            stoppable(asked.append),
             progress(self.console, state.steps) as show,
         ):
             show(completed=state.step)
             while not state.is_finished:
                 checkpointer.refuse_moved()
                 # Before the next update all processes stop, or none.
-                if stopped := state.processes.any(asked.is_set()):
+                if stopped := state.processes.any(bool(asked)):
                     checkpointer.save()
                     break
                 metrics.add(self._update())
@@ -169,6 +174,9 @@ class Trainer:
         if stopped:
             again = command("train", "--resume", checkpointer.folder)
             self.console.print(f"stopped at step {state.step:,}; continue with: {again}")
+            numbers = state.processes.all_rows(torch.tensor(asked[:1] or [0]))
+            if on_stop is not None:
+                on_stop(int(numbers.max()))
             return
         if state.stops_early:
             self.console.print(f"stopped early at step {state.step:,}: {state.patience_in_words()}")
