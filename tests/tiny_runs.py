@@ -109,8 +109,9 @@ def step_of(folder: str | Path) -> int:
 
 
 def content(folder: str | Path) -> dict[str, bytes]:
-    """All that a run comes to; the records of its speed differ from one to the next."""
-    files = (p for p in Path(folder).rglob("*") if p.is_file() and p.name != "metrics.jsonl")
+    """All that a run comes to, but for records of its speed and what follows its last checkpoint."""
+    apart = ("metrics.jsonl", "scores.json", "samples.jsonl")
+    files = (p for p in Path(folder).rglob("*") if p.is_file() and p.name not in apart)
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in files}
 
 

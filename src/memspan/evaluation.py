@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
@@ -270,6 +270,7 @@ def score_tokens(
     batch_size: int = 1,
     segment_length: int = 128,
     memory: dict[str, Any] | None = None,
+    emptied: bool = False,
     before: Memory | None = None,
     reading: dict[str, Any] | None = None,
     precision: Precision | None = None,
@@ -287,6 +288,7 @@ def score_tokens(
             the tokens of that document (None: memory is carried across documents).
         altered: whether decoding the tokens does not restore the text.
         memory: options of the model's ``initial_memory`` (None: as in training).
+        emptied: empty the memory before every segment; a segment's first input stays what it is.
         before: the memory of what was read before, a row per stream (None: empty).
         reading: options of the model's ``reader`` (None: as in training).
         each: called with this process's rows of every segment and their losses.
@@ -301,6 +303,8 @@ def score_tokens(
         before = model.initial_memory(rows.stop - rows.start, **memory)
     reader = model.reader(before, precision=precision, **reading)
     start = time.perf_counter()
+    if emptied:
+        segments = map(_emptied, segments)
     nats, scored = _read_all(reader, segments, rows, each, progress, processes)
     text = tokenizer.decode(tokens)
     decoded = text.decode("utf-8", errors="replace")
@@ -318,6 +322,12 @@ def score_tokens(
         reading=reading,
         seconds=time.perf_counter() - start,
     )
+
+
+def _emptied(segment: Segment) -> Segment:
+    starts = torch.zeros_like(segment.inputs, dtype=torch.bool)
+    starts[:, 0] = True
+    return replace(segment, starts=starts if segment.starts is None else starts | segment.starts)
 
 
 def _read_all(

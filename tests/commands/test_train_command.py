@@ -43,6 +43,7 @@ def test_train_writes_a_run_and_reports(
     assert re.search(r"^step 6/6  loss [\d.]+  [\d.]+ bits/byte  [\d,]+ tokens/s  left", said, re.M)
     assert "bits per byte" in said
     files = "config.toml tokenizer.json model.safetensors metrics.jsonl checkpoints loss.png"
+    files += " scores.json samples.jsonl"
     assert {p.name for p in run.iterdir()} == {*files.split()}
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [r["step"] for r in records if "validation_bits_per_byte" in r] == [3, 6]

@@ -144,8 +144,6 @@ def test_a_call_that_fails_once_loses_nothing(
     work: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer, "conclude", lambda *_: None)
-    # Flushing to disk takes most of the time.
-    monkeypatch.setattr(os, "fsync", lambda _: None)
     before = Path("before")
     start.train(kept(2), before)
 

@@ -4,6 +4,7 @@ and any trackers asked for; read again and drawn.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
 
 Record = Mapping[str, float | None]
 """Numbers by name; None if a number does not exist, such as bits per byte of unknown tokens."""
+
+
+SAMPLES = "samples.jsonl"
+"""The file with what the model wrote during training and at its end."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,26 @@ def _json_lines(folder: Path, step: int) -> Logger:
             ) from None
 
     return Logger(log, file.close)
+
+
+def keep_sample(folder: Path, step: int, text: str) -> None:
+    """Add a text that the model wrote after ``step`` updates to ``samples.jsonl`` in the run's folder,
+    in place of those of this step and later ones, which a run that was cut may have left."""
+    path, kept = folder / SAMPLES, []
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        lines = []
+    except OSError as error:
+        raise unreadable(path, error) from None
+    for line in lines:
+        with contextlib.suppress(ValueError, RecursionError, LookupError, TypeError):
+            if json.loads(line)["step"] < step:
+                kept.append(line)
+    kept.append(json.dumps({"step": step, "text": text}, ensure_ascii=False))
+    # Half a surrogate pair has no UTF-8.
+    content = "".join(f"{line}\n" for line in kept).encode(errors="replace")
+    write_atomically(path, content, make_folder=False)
 
 
 def _tensorboard(folder: Path) -> Logger:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import lzma
 import re
 from pathlib import Path
@@ -12,15 +13,19 @@ from rich.console import Console
 from memspan.data.options import title
 from memspan.errors import MemspanError, counted
 from memspan.evaluation import Scores, percent
+from memspan.files.disk import write_atomically
 from memspan.invocation import command
 from memspan.memory import Memory
 from memspan.training import metrics
+from memspan.training.optimisers import learning_rate
 from memspan.training.state import Health, TrainingState
 from memspan.training.validation import MIN_P, Validation
 
 PROMPT_LINES = 3
 PROMPT_WIDTH = 100
 """How much of a sample's prompt is shown: lines, and characters of each."""
+SCORES = "scores.json"
+"""The file with the scores at the end of training."""
 LEAST_WORTH = 0.002
 """The smallest saving by memory that is reported, as a share of the loss: less may be chance."""
 
@@ -46,6 +51,14 @@ def introduce(console: Console, state: TrainingState, folder: Path) -> None:
     )
     for line in state.precision.notices(state.device, state.model.float32_part()):
         console.print(line, highlight=False)
+    if state.steps <= (warmup := config.optim.warmup_steps):
+        last = learning_rate(state.steps - 1, config.optim, state.steps)
+        console.print(
+            f"the run ends within its warm-up of {counted(warmup, 'step')}, at a learning rate of "
+            f"{last:.2g} instead of {config.optim.learning_rate:.2g}: train longer, or lower "
+            "--optim.warmup-steps",
+            highlight=False,
+        )
 
 
 def conclude(console: Console, state: TrainingState, folder: Path) -> None:
@@ -55,6 +68,7 @@ def conclude(console: Console, state: TrainingState, folder: Path) -> None:
         say(f"{state.health}", highlight=False)
     say("\nwritten:", style="bold")
     say(f"  run folder  {folder}\n  metrics     {folder / 'metrics.jsonl'}")
+    say(f"  scores      {folder / SCORES}")
     try:
         for picture in metrics.plot(folder, state.config.model.plots):
             say(f"  picture     {picture}")
@@ -65,6 +79,8 @@ def conclude(console: Console, state: TrainingState, folder: Path) -> None:
     text = state.prepared.tokenizer.decode(tokens)
     if n_tokens := state.config.train.sample_tokens:
         sample = validation.sample(n_tokens)
+        if state.processes.first:
+            metrics.keep_sample(folder, state.step, sample)
         say("\nit has read the beginning of the held-out text, which ends:", style="bold")
         # Of a long line, its end.
         prompt = validation.prompt().decode(errors="replace").rstrip("\n")
@@ -72,7 +88,7 @@ def conclude(console: Console, state: TrainingState, folder: Path) -> None:
             say(f"  | {line[-PROMPT_WIDTH:]}", markup=False, highlight=False)
         say("and writes on:", style="bold")
         say(sample.strip("\n"), markup=False, highlight=False)
-    _show_score(console, state, validation, text)
+    _show_score(console, state, validation, text, folder)
     words = prompt_from(text)
     chosen = ["--prompt", words, "--min-p", MIN_P] if words else []
     say("\nnext:", style="bold")
@@ -82,9 +98,9 @@ def conclude(console: Console, state: TrainingState, folder: Path) -> None:
 
 
 def _show_score(
-    console: Console, state: TrainingState, validation: Validation, text: bytes
+    console: Console, state: TrainingState, validation: Validation, text: bytes, folder: Path
 ) -> None:
-    """The model's score, with and without memory, and a compressor's."""
+    """Show the model's score, with and without memory, and a compressor's; keep them in the folder."""
     config, say = state.config, console.print
     scores = validation.score(1)
     n_tokens = config.train.evaluate_tokens
@@ -92,15 +108,33 @@ def _show_score(
     part = "the validation split" if whole else "the validation split's first part"
     apart = ", every document by itself" if config.data.document_reset else ""
     rows = {"memory carried": _in_words(scores)}
+    kept: dict[str, object] = {
+        "step": state.step,
+        "split": "validation",
+        "tokens": scores.tokens,
+        "streams": 1,
+        "memory_carried": _numbers(scores),
+    }
     if state.model.backbone.memory_type is not Memory:
         without = validation.score(1, emptied=True)
         rows[f"memory emptied every {counted(scores.segment_length, 'token')}"] = _in_words(without)
+        kept["memory_emptied"] = _numbers(without)
         saved = 1 - scores.nats / without.nats
-        worth = f"memory saves {saved:.1%}" if saved >= LEAST_WORTH else "memory is not used yet"
+        worth = "memory is not used yet"
+        if saved >= LEAST_WORTH:
+            worth = (
+                f"memory saves {saved:.1%} against emptying it in reading only; a model that is "
+                "trained with it emptied may lose less"
+            )
     else:
         worth = "this architecture has no memory"
     if scores.bits_per_byte is not None:
-        rows["lzma, a compressor"] = f"{_compressed(text):.3f} bits per byte"
+        compressed = _compressed(text)
+        rows["lzma, a compressor"] = f"{compressed:.3f} bits per byte"
+        kept["lzma"] = {"bits_per_byte": compressed}
+    if state.processes.first:
+        content = json.dumps(kept, indent=1) + "\n"
+        write_atomically(folder / SCORES, content.encode(), make_folder=False)
     say(f"\nscore on {part}, {counted(scores.tokens, 'token')} in one stream{apart}:")
     for what, score in rows.items():
         say(f"  {what:<{max(map(len, rows))}}   {score}", highlight=False)
@@ -111,6 +145,16 @@ def _show_score(
             "scored: bits per byte are unknown, and the model cannot be compared with lzma, a "
             "compressor."
         )
+    if config.train.batch_size > 1:
+        say(
+            f"Validations during training read it in {config.train.batch_size} streams, each from an "
+            "empty memory: faster, and a little worse.",
+        )
+
+
+def _numbers(scores: Scores) -> dict[str, float | None]:
+    names = ("nats_per_token", "bits_per_byte", "bits_per_character", "perplexity")
+    return {name: getattr(scores, name) for name in names}
 
 
 def _in_words(scores: Scores) -> str:

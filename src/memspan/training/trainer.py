@@ -22,7 +22,7 @@ from memspan.runs import checkpoints
 from memspan.runs.checkpoint_files import Checkpoint, State
 from memspan.runs.folder import RunLock
 from memspan.runs.shards import save_shards
-from memspan.training.metrics import MetricLogger, loggers
+from memspan.training.metrics import MetricLogger, keep_sample, loggers
 from memspan.training.state import TrainingState
 from memspan.training.summary import conclude, introduce
 from memspan.training.terminal import progress, stoppable
@@ -211,6 +211,8 @@ class Trainer:
                 metrics.record_validation(scores, validation.statistics() if reports else {})
                 if options.sample_tokens and state.step < state.steps:
                     text = validation.sample(min(options.sample_tokens, 80))
+                    if state.processes.first:
+                        keep_sample(self.checkpointer.folder, state.step, text)
                     self.console.print(f"  sample: {text!r}", markup=False, highlight=False)
         metrics.restart_clock()
 

@@ -44,7 +44,7 @@ class Validation:
     def score(self, batch_size: int, *, emptied: bool = False) -> Scores:
         """Score the first ``evaluate_tokens`` tokens, from an empty memory, in ``batch_size`` streams.
 
-        ``emptied``: as if a document began with every segment of one stream.
+        ``emptied``: with the memory emptied before every segment.
 
         Raises:
             NonFiniteError: a loss is NaN or infinite.
@@ -54,16 +54,12 @@ class Validation:
         state.model.eval()
         batch_size = min(batch_size, len(tokens))
         segment_length = min(state.config.train.segment_length, len(tokens))
-        if emptied:
-            firsts = np.arange(0, len(tokens), segment_length)
-            document_starts = (
-                firsts if document_starts is None else np.union1d(firsts, document_starts)
-            )
         return score_tokens(
             state.model,
             tokens,
             state.prepared.tokenizer,
             document_starts=document_starts,
+            emptied=emptied,
             altered=state.prepared.splits["validation"].altered,
             batch_size=batch_size,
             segment_length=segment_length,
