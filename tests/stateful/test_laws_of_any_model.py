@@ -113,6 +113,7 @@ def test_a_failure_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
         "not so: a row's outputs do not depend on other rows",
         "select the rows in reverse: 2 rows of 2 x 1 tokens",
         "s4 = select(s3, torch.tensor([1, 0]))",
+        "from small_models import SelectIgnoresTheOrder",
         "not-offered: it cannot be rolled back",
     ):
         assert words in said

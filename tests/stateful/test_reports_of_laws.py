@@ -338,3 +338,18 @@ def test_a_function_without_its_module_is_told_of_dropout() -> None:
     report = check(Function(read, lambda rows: torch.zeros(rows, 4), Inputs(width=4)))
     assert report["repeatable"].outcome == "broken"
     assert "nothing was put into evaluation mode" in str(report)
+
+
+def test_what_a_function_keeps_is_not_bounded() -> None:
+    kept = []
+
+    def read(x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        y = state[:, None] + x.cumsum(1)
+        kept.append(y)
+        return y, y[:, -1]
+
+    finding = check(Function(read, lambda n: torch.zeros(n, 4), Inputs(width=4)), ["bounded"])[
+        "bounded"
+    ]
+    assert finding.outcome == "broken"
+    assert finding.detail.startswith("the model itself keeps 16 bytes a token, beside its state")

@@ -38,6 +38,9 @@ class Case:
     draw: int = 0
     """Which inputs are drawn; with 2 and 3, other rows read the first and the last few ids of tokens,
     where those with a meaning of their own are."""
+    extra: bool = False
+    """More than a model need be made for, such as many rows: if it cannot be read, or shows nothing,
+    the law is not the worse for it."""
 
     @property
     def tokens(self) -> int:

@@ -12,7 +12,7 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -319,9 +319,7 @@ class _Bench:
         strong = False
         problems: dict[Outcome, str] = {}
         for case in law.cases(self.claims, self.seed):
-            # Beyond the usual length, what a model cannot do or a case cannot show counts for nothing.
-            beyond = case.tokens > length_of(self.claims)
-            if beyond and time.process_time() > self.long_until:
+            if case.tokens > length_of(self.claims) and time.process_time() > self.long_until:
                 break
             if time.process_time() > self.deadline:
                 problems.setdefault("inconclusive", "not all was reached in the time")
@@ -329,11 +327,13 @@ class _Bench:
             try:
                 judged = self._judge(law, case)
             except NotOfferedError as error:
+                if case.extra:
+                    continue
                 problems.setdefault("not-offered", said(error))
                 continue
             except Exception as error:
-                if beyond:
-                    break
+                if case.extra:
+                    continue
                 problems.setdefault("refused", f"{said(error)} ({case})")
                 continue
             if judged.broken and judged.reference.coarse and not self._confirmed(law, case):
@@ -344,7 +344,7 @@ class _Bench:
                 problems.setdefault("inconclusive", finding.detail)
                 continue
             if judged.weakness:
-                if not beyond:
+                if not case.extra:
                     weak.append(f"{judged.weakness} ({case})")
             elif judged.reference.coarse:
                 strong = True
@@ -686,11 +686,17 @@ def size_of(leaves: Iterable[Any]) -> int:
 
 
 def _kept(model: Stateful[Any]) -> list[Any]:
-    """Tensors and arrays that a model keeps besides its weights and buffers."""
+    """Tensors and arrays that a model keeps besides its weights and buffers, in attributes or in what
+    its functions close over."""
     hidden = ("_parameters", "_buffers", "_modules")
     holders = [vars(each) for each in model.module.modules()]
     holders.append(getattr(model, "__dict__", {}))
     parts = [value for holder in holders for name, value in holder.items() if name not in hidden]
+    cells = [cell for part in parts for cell in getattr(part, "__closure__", None) or ()]
+    for cell in cells:
+        # A cell may be empty.
+        with suppress(ValueError):
+            parts.append(cell.cell_contents)
     return [
         leaf
         for leaf in leaves_of(parts)
