@@ -189,3 +189,102 @@ def test_what_is_no_tokenizer_is_refused() -> None:
             read("spm.model")
     with pytest.raises(MemspanError, match="vocab_size belongs"):
         DataConfig(tokenizer="own.json", vocab_size=300)
+
+
+def _with(part: str, change: Any) -> str:
+    """GPT-2's file with another part."""
+    whole = json.loads(_gpt_2().to_str())
+    whole[part] = change(whole[part]) if callable(change) else change
+    return json.dumps(whole)
+
+
+def _replace(content: str, pattern: dict[str, str], times: int = 1) -> dict[str, Any]:
+    step = {"type": "Replace", "pattern": pattern, "content": content}
+    return {"type": "Sequence", "normalizers": [step] * times}
+
+
+@pytest.mark.hardening
+@pytest.mark.parametrize(
+    ("part", "change", "says"),
+    [
+        (
+            "model",
+            lambda m: m | {"vocab": m["vocab"] | {"a": 1 << 23}},
+            "tokens, and ids up to 8,3",
+        ),
+        ("model", lambda m: m | {"vocab": m["vocab"] | {"a": m["vocab"]["b"]}}, "same id"),
+        ("model", lambda m: m | {"vocab": m["vocab"] | {"a" * 5000: 300}}, "a token of over 4,096"),
+        (
+            "normalizer",
+            _replace("x" * 300_000, {"String": "a"}),
+            "makes a text over 64 times longer",
+        ),
+        ("normalizer", _replace("aa", {"String": "a"}, 30), "makes a text over 64 times longer"),
+        ("normalizer", _replace("x" * 80, {"Regex": ""}), "makes a text over 64 times longer"),
+        ("pre_tokenizer", {"type": "Split"}, "can be used"),
+    ],
+)
+def test_costs_of_a_file_are_bounded(part: str, change: Any, says: str) -> None:
+    Path("own.json").write_text(_with(part, change))
+    with pytest.raises(MemspanError, match=says):
+        read_tokenizer(Path("own.json")).encode(b"to be")
+
+
+@pytest.mark.hardening
+@pytest.mark.parametrize("part", ["decoder", "normalizer", "pre_tokenizer", "post_processor"])
+def test_a_part_may_be_left_out(part: str) -> None:
+    whole = json.loads(_word_piece().to_str())
+    del whole[part]
+    Path("own.json").write_text(json.dumps(whole))
+    tokenizer = read_tokenizer(Path("own.json"))
+    assert isinstance(tokenizer.decode(tokenizer.encode(TEXT.encode())), bytes)
+
+
+@pytest.mark.hardening
+def test_a_panic_of_the_library_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    """Its regular expressions give up on long runs."""
+    _llama_3()
+    tokenizer = read_tokenizer(Path("own.json"))
+    with pytest.raises(
+        MemspanError, match="a pattern of the tokeniser fails on a part of the text"
+    ):
+        tokenizer.encode(b" " * 12_000_000)
+
+
+EXOTIC: dict[str, tuple[Any, Any, Any]] = {
+    "fixed length": (models.WordLevel, None, pre_tokenizers.FixedLength(7)),
+    "five characters": (models.BPE, None, pre_tokenizers.Split(tokenizers.Regex(".{5}"), "isolated")),
+    "first word": (models.BPE, normalizers.Replace(tokenizers.Regex("^E"), "e"), None),
+    "stripped": (models.Unigram, normalizers.Strip(), pre_tokenizers.Metaspace()),
+    "two words": (
+        models.WordLevel, None, pre_tokenizers.Split(tokenizers.Regex(r"\w+ \w+"), "isolated"),
+    ),
+    "joined lines": (models.BPE, normalizers.Replace(tokenizers.Regex(r"e\s+t"), "et"), None),
+    "long words": (
+        lambda: models.WordPiece(unk_token="<unk>", max_input_chars_per_word=3000), None, None,
+    ),
+}  # fmt: skip
+TRAINERS = {
+    models.WordLevel: trainers.WordLevelTrainer,
+    models.BPE: trainers.BpeTrainer,
+    models.Unigram: trainers.UnigramTrainer,
+}
+
+
+@pytest.mark.hardening
+@pytest.mark.parametrize(("model", "normalizer", "split"), EXOTIC.values(), ids=EXOTIC)
+def test_exotic_tokenizers_give_pieces_the_tokens_of_the_whole(
+    model: Any, normalizer: Any, split: Any
+) -> None:
+    made = tokenizers.Tokenizer(model())
+    for name, part in (("normalizer", normalizer), ("pre_tokenizer", split)):
+        if part is not None:
+            setattr(made, name, part)
+    options = {"unk_token": "<unk>"} if model is models.Unigram else {}
+    _trained(made, TRAINERS.get(model, trainers.WordPieceTrainer), 100, "<unk>", **options)
+    tokenizer, text = read_tokenizer(Path("own.json")), TEXT.encode()
+    for size in (53, 997):
+        pieces = list(tokenizer.encoded(text[n : n + size] for n in range(0, len(text), size)))
+        assert b"".join(piece for piece, _ in pieces) == text
+        ids = np.concatenate([ids for _, ids in pieces])
+        assert ids.tolist() == tokenizer.encode(text).tolist()

@@ -21,8 +21,15 @@ LEFT_OUT = ("truncation", "padding", "post_processor", "added_tokens")
 """Steps of a file that are not part of splitting a text."""
 SPACE = "\u2581"
 """The stand-in for a space of SentencePiece (Kudo and Richardson 2018)."""
+AFTER_CUT = 1000
+"""Characters behind a cut, or twice as many as a token or word may have, that decide whether it changes
+tokens."""
+MOST_TRIES = 4
+"""A text that cannot be cut at so many places is not cut any more."""
 PROBE = 'A "small" Probe: 12 x 3.5 (of what\u2019s cut) -- it\'s so. \u00dcber \u6771\u4eac too !\n'
-"""If this may be cut at single spaces, every text is taken to allow it."""
+"""If this cannot be cut at each of its spaces, no text is cut."""
+LONGEST, MOST_UNUSED, MOST_GROWTH = 4096, 1000, 64
+"""Limits of what one token, and one character, may cost: characters, ids without a token, times."""
 
 
 class LibraryTokenizer(Tokenizer):
@@ -36,14 +43,23 @@ class LibraryTokenizer(Tokenizer):
     kind = "library"
 
     def __init__(self, model: str) -> None:
-        self._parts = json.loads(model)
+        self._tokenizer = subword_library().Tokenizer.from_str(model)
+        # As the library understood it, with all that is left out in the file.
+        self._parts = json.loads(self._tokenizer.to_str())
         rules = self._parts["model"]
         if any(self._parts.get(name) for name in LEFT_OUT) or rules.get("dropout"):
             raise ValueError("it adds to a text, or splits it at random")
-        self._tokenizer = subword_library().Tokenizer.from_str(model)
         ids = self._tokenizer.get_vocab()
         self._size = max(ids.values()) + 1
         refuse_oversized_vocabulary(self._size)
+        if len(set(ids.values())) < len(ids):
+            raise ValueError("two of its tokens have the same id")
+        if self._size > 2 * len(ids) + MOST_UNUSED:
+            raise ValueError(f"it has {len(ids):,} tokens, and ids up to {self._size - 1:,}")
+        if any(len(token) > LONGEST for token in ids):
+            raise ValueError(f"it has a token of over {LONGEST:,} characters")
+        if max(_growth(self._parts[name]) for name in ("normalizer", "decoder")) > MOST_GROWTH:
+            raise ValueError(f"it makes a text over {MOST_GROWTH} times longer")
         # Unigram gives its number, the others its text.
         self.unknown = rules.get("unk_id", ids.get(rules.get("unk_token")))
 
@@ -54,8 +70,15 @@ class LibraryTokenizer(Tokenizer):
     def encode(self, text: bytes) -> np.ndarray:
         try:
             ids = self._tokenizer.encode(utf8(text)).ids
-        # The library raises nothing narrower.
-        except Exception as error:
+        # The library raises nothing narrower, and panics where a pattern needs too many steps.
+        except BaseException as error:
+            if isinstance(error, MemspanError) or not is_failure(error):
+                raise
+            if not isinstance(error, Exception):
+                raise MemspanError(
+                    f"a pattern of the tokeniser fails on a part of the text ({error}): such as on a "
+                    "long run of spaces; shorten it, or take another tokeniser"
+                ) from None
             raise MemspanError(
                 f"the tokeniser has no token for a part of the text ({error}): use one with a token "
                 "for what is unknown, or with byte fallback"
@@ -63,20 +86,45 @@ class LibraryTokenizer(Tokenizer):
         return np.asarray(ids, dtype=self.dtype)
 
     def encoded(self, chunks: Iterable[bytes]) -> Iterator[tuple[bytes, np.ndarray]]:
-        for text in cut_at_gaps(decoded(chunks), self._gaps):
-            piece = text.encode()
-            yield piece, self.encode(piece)
+        held: list[str] = []
+        n_tries = 0
+        for text in cut_at_gaps(decoded(chunks), " "):
+            if held and n_tries < MOST_TRIES and self._may_be_cut:
+                before = "".join(held)
+                ids, after = (self.encode(each.encode()) for each in (before, text[: self._after]))
+                both = self.encode((before + text[: self._after]).encode())
+                n_tries += 1
+                # From where the tokeniser began to read, since what it does may depend on that.
+                if np.array_equal(np.concatenate([ids, after]), both):
+                    yield before.encode(), ids
+                    held, n_tries = [], 0
+            held.append(text)
+        whole = "".join(held).encode()
+        yield whole, self.encode(whole)
 
     @cached_property
-    def _gaps(self) -> str:
-        """Where a text may be cut: at a space, if the tokeniser never joins what is around it."""
-        whole = self.encode(PROBE.encode()).tolist()
-        pieces = [(PROBE[:n].encode(), PROBE[n:].encode()) for n, c in enumerate(PROBE) if c == " "]
-        cuts = all(
-            [*self.encode(left).tolist(), *self.encode(right).tolist()] == whole
-            for left, right in pieces
-        )
-        return " " if cuts else ""
+    def _may_be_cut(self) -> bool:
+        """Whether a text may be cut at spaces, as far as :data:`PROBE` tells."""
+        if any(part["type"] == "FixedLength" for part in _nested(self._parts["pre_tokenizer"])):
+            return False
+        try:
+            whole = self.encode(PROBE.encode()).tolist()
+            cuts = [
+                (PROBE[:n].encode(), PROBE[n:].encode()) for n, c in enumerate(PROBE) if c == " "
+            ]
+            return all(
+                [*self.encode(left).tolist(), *self.encode(right).tolist()] == whole
+                for left, right in cuts
+            )
+        # Other texts may have a token for every character.
+        except MemspanError:
+            return False
+
+    @cached_property
+    def _after(self) -> int:
+        word = self._parts["model"].get("max_input_chars_per_word", 0)
+        longest = max(map(len, self._tokenizer.get_vocab()))
+        return max(AFTER_CUT, 2 * longest, 2 * min(word, LONGEST))
 
     def decode(self, ids: Iterable[int] | np.ndarray) -> bytes:
         return b"".join(map(self._texts.__getitem__, ids))
@@ -128,7 +176,9 @@ class SubwordTokenizer(LibraryTokenizer):
     """Byte-level byte-pair encoding (Sennrich et al. 2016), which restores every byte."""
 
     kind = "subwords"
-    _gaps = " \t\n"
+
+    def encoded(self, chunks: Iterable[bytes]) -> Iterator[tuple[bytes, np.ndarray]]:
+        return Tokenizer.encoded(self, chunks)
 
     def alters(self, text: bytes, ids: np.ndarray) -> bool:
         return False
@@ -187,6 +237,7 @@ def read_library_tokenizer(path: Path) -> Tokenizer:
         value = json.loads(read_limited(path, LIMIT))
         for name in LEFT_OUT:
             value[name] = [] if name == "added_tokens" else None
+        value = dict.fromkeys(("normalizer", "pre_tokenizer", "decoder")) | value
         if _is_byte_level(value):
             return SubwordTokenizer(json.dumps(value | {"decoder": None}))
         return LibraryTokenizer(json.dumps(_without_first_space(value)))
@@ -248,6 +299,22 @@ def _nested(value: Any) -> Iterator[dict[str, Any]]:
         if "type" in value:
             yield value
         yield from _nested([inner for inner in value.values() if isinstance(inner, list)])
+
+
+def _growth(steps: Any) -> int:
+    """How many times longer the replacements of a normaliser or decoder may make a text."""
+    growth = 1
+    for part in _nested(steps):
+        if part["type"] == "Replace":
+            pattern, content = part["pattern"], len(part["content"])
+            if pattern.get("String"):
+                growth *= max(1, -(-content // len(pattern["String"])))
+            else:
+                # One that matches nothing, between all characters.
+                growth *= 1 + content
+        elif part["type"] == "Prepend":
+            growth += len(part["prepend"])
+    return growth
 
 
 def _of_sentence_piece(token: str) -> bytes:

@@ -176,7 +176,8 @@ class MemspanLM(LM):
 
     def _encode_opening(self) -> np.ndarray:
         """The tokens that stand for an empty context."""
-        return self.run.tokenizer.encode(self.run.tokenizer.opening)
+        ids = self.run.tokenizer.encode(self.run.tokenizer.opening)
+        return ids if len(ids) else np.array([START])
 
     def _report_unknown(self, texts: Iterable[np.ndarray]) -> None:
         """Warn of scores that are better than the text's: the harness cannot leave them out."""
