@@ -77,6 +77,7 @@ def application(run: memspan.Run, sampling: memspan.Sampling) -> Starlette:
 
     async def go_on(request: Request) -> Response:
         text, tokens = await wanted(request)
+        refuse_unreadable(run, text)
         name, memory = found(request)
         jobs.put_nowait(job := Job(text, tokens, memory))
         sessions[name] = None
@@ -93,7 +94,18 @@ def application(run: memspan.Run, sampling: memspan.Sampling) -> Starlette:
         n, joined = together[0].tokens, memspan.concatenate(memory)
         result = memspan.generate(run, texts, memory=joined, tokens=n, sampling=sampling)
         for row, job in enumerate(together):
-            job.written, job.memory = result.texts[row], result.memory[row]
+            # A copy: memory[row] would be a view, which keeps all rows.
+            job.written, job.memory = result.texts[row], result.memory.select([row])
+
+    def write_or_say(together: list[Job]) -> None:
+        try:
+            write(together)
+        except Exception as error:
+            if len(together) == 1:
+                together[0].error = str(error)
+            # One is at fault: the others get their answers.
+            for job in together if len(together) > 1 else []:
+                write_or_say([job])
 
     async def work() -> None:
         while True:
@@ -102,11 +114,7 @@ def application(run: memspan.Run, sampling: memspan.Sampling) -> Starlette:
                 waiting.append(jobs.get_nowait())
             for tokens in {job.tokens for job in waiting}:
                 together = [job for job in waiting if job.tokens == tokens]
-                try:
-                    await asyncio.to_thread(write, together)
-                except Exception as error:
-                    for job in together:
-                        job.error = str(error)
+                await asyncio.to_thread(write_or_say, together)
                 for job in together:
                     job.done.set()
 
@@ -120,6 +128,16 @@ def application(run: memspan.Run, sampling: memspan.Sampling) -> Starlette:
     ways = [(create, "/sessions"), (go_on, one), (branch, f"{one}/branch")]
     routes = [Route(path, way, methods=["POST"]) for way, path in ways]
     return Starlette(routes=[*routes, Route(one, forget, methods=["DELETE"])], lifespan=lifespan)
+
+
+def refuse_unreadable(run: memspan.Run, text: str) -> None:
+    """Refuse a text without tokens, such as a space where tokens are words, or with unknown ones."""
+    try:
+        has_tokens = any(map(len, run.tokenizer.encode_stream([text.encode()])))
+    except memspan.MemspanError as error:
+        raise HTTPException(400, str(error)) from None
+    if not has_tokens:
+        raise HTTPException(400, "there is no token in this text: send more of it")
 
 
 async def wanted(request: Request) -> tuple[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import runpy
 import threading
@@ -15,8 +16,11 @@ from typing import Any
 
 import pytest
 import uvicorn
+from starlette.testclient import TestClient
 
 import memspan
+from memspan.models.fast_weights.config import FastWeightsConfig
+from memspan.runs.options import RunConfig
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "serve.py"
 GREEDY = memspan.Sampling(temperature=0)
@@ -78,6 +82,59 @@ def test_what_waits_is_answered_together(port: int, run: memspan.Run) -> None:
     for found, (text, n) in zip(answers, map(dict.values, wanted), strict=True):
         alone = memspan.generate(run, text, tokens=n, sampling=GREEDY)
         assert found == {"text": alone.text, "read": len(text) + n}
+
+
+def test_one_request_at_fault_fails_alone(
+    run: memspan.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others of its batch are answered, and each keeps no more than its own row."""
+    serve = runpy.run_path(str(EXAMPLE))
+    application = serve["application"](run, GREEDY)
+    started = threading.Event()
+    generate, batches = memspan.generate, []
+
+    def slow(run: memspan.Run, texts: list[str], **given: Any) -> memspan.Generation:
+        batches.append(len(texts))
+        started.wait(60)
+        if "NaN" in texts:
+            raise memspan.NonFiniteError("the logits are not finite")
+        return generate(run, texts, **given)
+
+    monkeypatch.setattr(memspan, "generate", slow)
+    with TestClient(application) as client, ThreadPoolExecutor(5) as threads:
+
+        def ask_once(text: str) -> Any:
+            path = f"/sessions/{client.post('/sessions').json()['session']}"
+            answer = client.post(path, json={"text": text, "tokens": 2})
+            return answer.status_code
+
+        answers = [threads.submit(ask_once, text) for text in ("first", "a", "NaN", "b", "c")]
+        time.sleep(1)
+        started.set()
+        statuses = [answer.result() for answer in answers]
+    assert statuses == [200, 200, 500, 200, 200]
+    assert max(batches) > 1
+    sessions = inspect.getclosurevars(application.routes[-1].endpoint).nonlocals["sessions"]
+    for memory in sessions.values():
+        for tensor in memory.tensors().values():
+            assert tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
+def test_a_text_without_tokens_is_refused(tmp_path: Path) -> None:
+    """A space, where tokens are words."""
+    (tmp_path / "text").write_text("a word and another\n" * 200)
+    config = RunConfig(
+        FastWeightsConfig(n_layers=1, d_model=8, n_heads=1, d_ff=8),
+        "fast-weights",
+        data=memspan.DataConfig(corpus=str(tmp_path / "text"), tokenizer="words"),
+        train=memspan.TrainConfig(steps=1, batch_size=1, segment_length=8, sample_tokens=0),
+    )
+    run = memspan.load(memspan.train(config, tmp_path / "run"))
+    serve = runpy.run_path(str(EXAMPLE))
+    with TestClient(serve["application"](run, GREEDY)) as client:
+        path = f"/sessions/{client.post('/sessions').json()['session']}"
+        assert client.post(path, json={"text": " ", "tokens": 2}).status_code == 400
+        assert client.post(path, json={"text": "a word", "tokens": 2}).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import memspan
 from architectures import CASES
@@ -67,6 +68,15 @@ def test_a_reader_that_another_thread_uses_is_refused(
         assert isinstance(error, MemspanError)
         assert "another thread is using this reader" in str(error)
     assert elsewhere(lambda: reader.reset([True, True])) is None
+
+
+@pytest.mark.parametrize("part", [lambda model: model, lambda model: model.backbone])
+def test_data_parallel_is_refused(part: Callable[[LanguageModel], nn.Module]) -> None:
+    """Its copies are made in one process, a thread for each GPU."""
+    model = part(LanguageModel(11, CASES["lstm"].backbone))
+    with pytest.raises(MemspanError, match="DistributedDataParallel"):
+        # As torch's function does, for each module of a model.
+        [module._replicate_for_data_parallel() for module in nn.Sequential(model).modules()]
 
 
 def test_threads_that_write_one_file_leave_one_of_their_contents(tmp_path: Path) -> None:

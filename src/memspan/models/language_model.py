@@ -33,7 +33,13 @@ from memspan.models.inputs import check_tokens, outside, own_lengths, refuse_tar
 from memspan.models.options import BackboneConfig, EmbeddingConfig, check_parts
 from memspan.models.output import BackboneOutput, Output
 from memspan.models.packing import Watch, is_itself
-from memspan.models.protocol import Backbone, MemoryReader, by_one_thread, not_copied
+from memspan.models.protocol import (
+    Backbone,
+    MemoryReader,
+    by_one_thread,
+    not_copied,
+    not_replicated,
+)
 from memspan.models.segments import Padding, padding_mask
 from memspan.models.sizes import refuse_impossible, refuse_oversized, refuse_oversized_model
 from memspan.models.vocabulary import resize
@@ -50,6 +56,8 @@ class LanguageModel(nn.Module):
         backbone: the architecture's config, such as :class:`~memspan.models.TransformerXLConfig`.
         embedding: embedding and head options.
     """
+
+    _replicate_for_data_parallel = not_replicated
 
     def __init__(
         self, vocab_size: int, backbone: BackboneConfig, embedding: EmbeddingConfig | None = None

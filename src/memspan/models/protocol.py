@@ -124,6 +124,19 @@ class WriteRetention:
     """What it can be at most."""
 
 
+def not_replicated(module: nn.Module) -> NoReturn:
+    """Takes the place of ``_replicate_for_data_parallel``: the copies of ``nn.DataParallel`` have no
+    parameters, and it can neither scatter a memory nor gather an output.
+
+    Raises:
+        MemspanError: says what to use instead.
+    """
+    raise MemspanError(
+        "nn.DataParallel cannot carry a memory: use torch.nn.parallel.DistributedDataParallel, in a "
+        "process for each GPU, or memspan train --nproc"
+    )
+
+
 class Backbone(nn.Module, Generic[M]):
     """A stack over vectors: ``[B, T, D]`` and a memory in, ``[B, T, D]`` and a memory out."""
 
@@ -140,6 +153,7 @@ class Backbone(nn.Module, Generic[M]):
     schema: Schema | None = None
     """The modules for which this architecture's reader was written, and functions that take a whole
     segment through all layers (None: there are none)."""
+    _replicate_for_data_parallel = not_replicated
     recompute: bool = False
     """Whether each layer keeps only what it is given for backward, and is computed again there
     (activation checkpointing): less memory for more time, and the same numbers bit for bit."""
