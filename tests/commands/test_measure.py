@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import command_line
 import memspan
@@ -15,6 +16,7 @@ from command_line import printed
 from memspan import cli
 from memspan.measurement import repeats, report, span, statistics
 from memspan.measurement.report import Report
+from memspan.stateful import Function, Inputs
 
 TEXT = command_line.TEXT.decode()
 pytestmark = pytest.mark.usefixtures("text_file", "models", "one_round")
@@ -177,3 +179,17 @@ def test_a_model_by_its_object_and_of_other_tokens(run: Path, words: None) -> No
         found = memspan.measure("models.py:made", split="all", **options | {"corpus": corpus})
         begin = "where documents begin: they are read as one text"
         assert found.left_out[:1].count(begin) == documents == str(found.left_out).count("docum")
+
+
+@pytest.mark.usefixtures("text_file")
+def test_a_state_without_effect_is_refused_and_that_there_is_none_is_said() -> None:
+    logits = torch.nn.Embedding(256, 256)
+    options: dict[str, Any] = {"corpus": "text.txt", "longest": 16, "budget": 1000}
+    inputs = Inputs(vocab_size=256)
+    unused = Function(lambda x, s: (logits(x), x[:, -1]), torch.zeros, inputs, logits)
+    with pytest.raises(memspan.MemspanError, match="the state that was passed has no effect"):
+        memspan.measure(unused, **options)
+    without = Function(lambda x, s: (logits(x), None), lambda rows: None, inputs, logits)
+    found = memspan.measure(without, split="all", **options)
+    assert found.span is not None
+    assert any("it carries no state" in line for line in found.left_out)
