@@ -24,6 +24,7 @@ from memspan.runs.folder import SHIPPED, place_of, run_folder
 from memspan.runs.options import PRESETS, read_config
 from memspan.runs.run import Run, load
 from memspan.stateful.caches import Causal
+from memspan.stateful.case import ITSELF
 from memspan.stateful.check import Report
 from memspan.stateful.check import check as check_laws
 from memspan.stateful.protocol import MADE, RefusedError, Stateful
@@ -109,6 +110,8 @@ def move(model: Stateful[Any], device: torch.device) -> None:
     """
     try:
         model.module.to(device)
+    except RecursionError:
+        raise MemspanError(ITSELF) from None
     except (NotImplementedError, RuntimeError) as error:
         message = " ".join(str(error).split())[:300]
         raise MemspanError(f"the model cannot be moved to {device}: {message}") from error

@@ -353,3 +353,10 @@ def test_what_a_function_keeps_is_not_bounded() -> None:
     ]
     assert finding.outcome == "broken"
     assert finding.detail.startswith("the model itself keeps 16 bytes a token, beside its state")
+
+
+def test_a_module_that_is_a_part_of_itself_is_told() -> None:
+    model: Any = Gated()
+    model.module.module = model.module
+    with pytest.raises(ValueError, match="let module be a property that returns self"):
+        check(model)

@@ -218,6 +218,10 @@ def called(function: Callable[..., Any], *arguments: Any) -> Any:
         raise RefusedError(f"it raised {type(error).__name__}") from error
 
 
+ITSELF = "its module is a part of itself: let module be a property that returns self"
+"""What is said of an ``nn.Module`` with ``self.module = self``."""
+
+
 def device_of(model: Stateful[Any]) -> torch.device:
     """The device of a model."""
     tensors = (*model.module.parameters(), *model.module.buffers())

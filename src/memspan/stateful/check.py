@@ -20,7 +20,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from memspan.stateful.case import Case, Named, Reading, called, device_of, join, script
+from memspan.stateful.case import (
+    ITSELF,
+    Case,
+    Named,
+    Reading,
+    called,
+    device_of,
+    join,
+    script,
+)
 from memspan.stateful.effect import without_effect
 from memspan.stateful.floor import (
     CLOSE,
@@ -156,6 +165,8 @@ def check(
         raise ValueError(f"there is no law {unknown[0]!r}: use {', '.join(NAMES)}")
     if not budget > 0:
         raise ValueError(f"budget must be a positive number of seconds, not {budget!r}")
+    if any(child is model.module for child in model.module.children()):
+        raise ValueError(ITSELF)
     if any(each.is_meta for each in (*model.module.parameters(), *model.module.buffers())):
         raise ValueError("its weights are on the device meta, without values: load them first")
     started = time.process_time()
