@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from architectures import VOCABULARY, Case
+from architectures import CASES, VOCABULARY, Case
 from golden import assert_same
 from memspan.memory import Memory
 from memspan.models import LanguageModel
@@ -72,6 +72,32 @@ def test_documents_and_padding(case: Case, where: dict[str, Any], empty: bool) -
     assert all(out.losses[cell] == 0 for cell in padding)
     for row, after in enumerate(memories):
         assert_memories_equal(rows_of(out.memory, row), after, 1e-9)
+
+
+@pytest.mark.parametrize("name", ["feedback", "fast-delta", "gated", "lstm"])
+@torch.no_grad()
+def test_few_calls_read_each_token_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a row's document starts, the others are not cut."""
+    rows, length = 8, 60
+    model = CASES[name].shared_model()
+    sizes: list[tuple[int, int]] = []
+    read = model.backbone.read_piece
+
+    def count(x: Tensor, memory: Memory, implementation: str | None) -> Any:
+        sizes.append((x.shape[0], x.shape[1]))
+        return read(x, memory, implementation)
+
+    monkeypatch.setattr(model.backbone, "read_piece", count)
+    lengths = torch.tensor([60, 59, 41, 30, 0, 17, 5, 60])
+    model(text(rows, length), starts=text(rows, length, 1) == 0, lengths=lengths)
+    assert len(sizes) <= 6
+    assert sum(n_rows * n_tokens for n_rows, n_tokens in sizes) == lengths.sum()
+    sizes.clear()
+    # All rows alike: one call for each of two documents' lengths.
+    starts = torch.zeros(rows, length, dtype=torch.bool)
+    starts[:, 7] = True
+    model(text(rows, length), starts=starts)
+    assert sizes == [(16, 7), (8, 46)]
 
 
 @every_case

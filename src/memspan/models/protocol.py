@@ -260,7 +260,8 @@ class Backbone(nn.Module, Generic[M]):
             starts: bool ``[B, T]``, true where a document begins (None: nowhere): nothing before it is
                 visible from there on, neither in the segment nor in memory.
             lengths: int64 ``[B]``, each row's number of tokens; the rest is padding, which changes
-                nothing (None: no padding).
+                nothing (None: no padding). With either of the two each document is read as a row of
+                its own, which breaks a graph of ``torch.compile``; ``fullgraph`` is refused by it.
             padding: the side that padding is on.
             implementation: ``reference`` or another that the architecture has (None: the fastest that
                 can run here).

@@ -7,10 +7,12 @@ segment is padding, on the right or on the left. A row with padding reads exactl
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -183,10 +185,11 @@ def read_in_pieces(
     """Read a segment with documents and padding by a ``read`` that knows neither: ``x [B, t, D]`` and a
     memory in, the output for them out. Other arguments: see :meth:`memspan.models.Backbone.forward`.
 
-    For architectures whose results do not depend on how a text is cut: the segment is cut where any
-    row's document starts, or where its padding starts or ends. Between two pieces rows are reset,
-    and rows whose piece is padding keep the memory they had. The pieces are found on the CPU, which
-    waits for the device once.
+    For architectures whose results do not depend on how a text is cut. Each row's documents are read as
+    rows of their own, those of about one length together: a document of 13 tokens in calls for 8, 4 and
+    1 of its tokens, or in one for all 13 where there are few lengths. So ``read`` is called with other
+    numbers of rows than ``x`` has, and no token is read that is not there. The documents are found on
+    the CPU, which waits for the device once.
     """
     if not x.numel():
         return BackboneOutput(x, memory, x.new_zeros(()))
@@ -198,19 +201,92 @@ def read_in_pieces(
     if lengths is not None:
         real = padding_mask(lengths, n_tokens, padding)
         x = without_padding(x, real)
-    begins = (begins & real).cpu()
-    real = real.cpu()
-    cut = begins.any(0)
-    cut[1:] |= (real[:, 1:] != real[:, :-1]).any(0)
-    edges = sorted({0, *cut.nonzero().flatten().tolist(), n_tokens})
+    pieces = _pieces((begins & real).cpu(), real.cpu())
+    if not pieces:
+        return replace(read(x, memory), memory=memory)
     outputs = []
-    for start, end in pairwise(edges):
-        if begins[:, start].any():
-            memory = memory.reset(begins[:, start].to(x.device))
-        output = read(x[:, start:end], memory)
-        own = real[:, start]
-        memory = output.memory if own.all() else output.memory.where(own.to(x.device), memory)
+    places = []
+    unread = sorted({*range(rows)} - {piece.row for piece in pieces})
+    # Rows that have been read, and their memories.
+    ends = [(unread, memory.select(unread))]
+    # The memory of each piece.
+    memories = memory.select([piece.row for piece in pieces])
+    memories = memories.reset([piece.begins for piece in pieces])
+    for size in _sizes([piece.length for piece in pieces]):
+        now = [n for n, piece in enumerate(pieces) if piece.length >= size]
+        later = [n for n, piece in enumerate(pieces) if piece.length < size]
+        columns = torch.tensor([pieces[n].first for n in now])[:, None] + torch.arange(size)
+        places.append(columns.flatten().to(x.device))
+        part = x.flatten(0, 1).index_select(0, places[-1]).unflatten(0, columns.shape)
+        output = read(part, memories.select(now))
         outputs.append(output)
-    hidden = torch.cat([output.hidden for output in outputs], 1)
-    auxiliary_loss = torch.stack([output.auxiliary_loss for output in outputs]).sum()
-    return BackboneOutput(hidden, memory, auxiliary_loss, outputs[-1].statistics)
+        memories = _joined([output.memory, memories.select(later)])
+        pieces = [pieces[n].after(size) for n in now] + [pieces[n] for n in later]
+        last = [n for n, piece in enumerate(pieces) if piece.is_last and not piece.length]
+        ends.append(([pieces[n].row for n in last], memories.select(last)))
+        left = [n for n, piece in enumerate(pieces) if piece.length]
+        pieces, memories = [pieces[n] for n in left], memories.select(left)
+    found = torch.cat([output.hidden.flatten(0, 1) for output in outputs])
+    hidden = found.new_zeros(rows * n_tokens, found.shape[1])
+    hidden = hidden.index_copy(0, torch.cat(places), found)
+    order = torch.tensor([row for rows_read, _ in ends for row in rows_read]).argsort()
+    return BackboneOutput(
+        hidden.unflatten(0, (rows, n_tokens)),
+        _joined([memory for _, memory in ends]).select(order.to(x.device)),
+        torch.stack([output.auxiliary_loss for output in outputs]).sum(),
+        outputs[-1].statistics,
+    )
+
+
+class _Piece(NamedTuple):
+    """The tokens of one document in a row, as far as they have not been read."""
+
+    row: int
+    first: int
+    """Its place among all tokens of all rows."""
+    length: int
+    begins: bool
+    """Whether the document begins here; else it goes on from the row's memory."""
+    is_last: bool
+    """Whether no other follows in the row."""
+
+    def after(self, size: int) -> _Piece:
+        """When so many tokens have been read."""
+        return self._replace(first=self.first + size, length=self.length - size)
+
+
+def _pieces(begins: Tensor, real: Tensor) -> list[_Piece]:
+    """Those of all rows. ``begins``, bool ``[B, T]``, marks the first tokens of documents, ``real`` all
+    that is not padding."""
+    n_tokens = real.shape[1]
+    found = []
+    for row, (starts, own) in enumerate(zip(begins, real, strict=True)):
+        columns = own.nonzero().flatten().tolist()
+        if not columns:
+            continue
+        marked = set(starts.nonzero().flatten().tolist())
+        edges = sorted({columns[0], *marked, columns[-1] + 1})
+        for start, end in pairwise(edges):
+            is_last = end == edges[-1]
+            place = row * n_tokens + start
+            found.append(_Piece(row, place, end - start, start in marked, is_last))
+    return found
+
+
+def _sizes(lengths: list[int]) -> list[int]:
+    """How many tokens to read at a time of all pieces that have as many left, until none has any.
+
+    The differences between the lengths, or where those are too many, powers of two.
+    """
+    differences = [b - a for a, b in pairwise([0, *sorted(set(lengths))])]
+    bits = functools.reduce(operator.or_, lengths)
+    powers = [1 << n for n in reversed(range(bits.bit_length())) if bits >> n & 1]
+    return min(differences, powers, key=len)
+
+
+def _joined(memories: list[M]) -> M:
+    """Their rows, one after the other."""
+    fields = [memory.tensors() for memory in memories]
+    return replace(
+        memories[0], **{name: torch.cat([each[name] for each in fields]) for name in fields[0]}
+    )

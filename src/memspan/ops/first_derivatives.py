@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd import Function, forward_ad
 
 from memspan.errors import MemspanError
+from memspan.ops.implementations import without_autocast
 
 Gradients = tuple[Tensor | None, ...]
 Backward = Callable[..., Gradients]
@@ -29,13 +30,13 @@ def first_derivatives_only(backward: Backward) -> Backward:
 
     @wraps(backward)
     def once(ctx: Any, *upstream: Tensor | None) -> Gradients:
-        device = next(g.device.type for g in upstream if g is not None)
+        exact = without_autocast(next(g for g in upstream if g is not None))
         if torch.compiler.is_compiling():
             # Its own autograd has first derivatives only, and records them unless told otherwise.
-            with torch.no_grad(), torch.autocast(device, enabled=False):
+            with torch.no_grad(), exact:
                 return backward(ctx, *upstream)
         _refuse_a_graph(upstream)
-        with torch.autocast(device, enabled=False):
+        with exact:
             return backward(ctx, *upstream)
 
     return once

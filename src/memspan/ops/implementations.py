@@ -7,6 +7,7 @@ To add one, write it beside the others and give it an entry in its operation's t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -55,6 +56,14 @@ def refuse_unknown_implementation(name: str | None, known: Collection[str]) -> N
     """Raise :class:`MemspanError` unless ``name`` is None or one of ``known``."""
     if name is not None and name not in known:
         raise MemspanError(f"there is no implementation {name!r}: use {', '.join(known)}")
+
+
+def without_autocast(like: Tensor) -> AbstractContextManager[object]:
+    """A context in which autocast leaves operations of tensors such as ``like`` alone."""
+    device = like.device.type
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()
 
 
 def check_name(option: str, given: object, *known: str) -> None:

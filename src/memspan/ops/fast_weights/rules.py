@@ -25,7 +25,13 @@ import torch
 from torch import Tensor
 
 from memspan.errors import MemspanError
-from memspan.ops.implementations import Implementation, check_name, check_together, choose
+from memspan.ops.implementations import (
+    Implementation,
+    check_name,
+    check_together,
+    choose,
+    without_autocast,
+)
 
 FeatureMap = Callable[[Tensor], Tensor]
 """``[..., K] -> [..., F]``, see :mod:`memspan.ops.fast_weights.feature_maps`."""
@@ -261,7 +267,7 @@ def delta_rule(
     if read is None:
         # Only fla's kernels take a memory of another type.
         inputs.check(alike=implementation != "fla")
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q):
             read = choose(IMPLEMENTATIONS, implementation, inputs)(inputs)
     y, after = read
     if out is None or after is out:
@@ -290,7 +296,7 @@ def sum_rule(
     """
     inputs = RuleInputs(q, k, v, None, weights, feature_map, chunking or _CHUNKING)
     inputs.check(alike=implementation != "fla")
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q):
         return choose(IMPLEMENTATIONS, implementation, inputs)(inputs)
 
 
@@ -307,5 +313,5 @@ def outer_product_rule(
     check_name("activation", activation, "tanh", "identity")
     inputs = RuleInputs(q, k, v, None, weights, None, _CHUNKING)
     inputs.check()
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q):
         return reference.run(inputs, torch.tanh if activation == "tanh" else None)
