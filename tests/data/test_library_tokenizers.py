@@ -231,6 +231,17 @@ def test_costs_of_a_file_are_bounded(part: str, change: Any, says: str) -> None:
 
 
 @pytest.mark.hardening
+@pytest.mark.parametrize("largest", [1 << 31, (1 << 32) - 1, 1 << 40, -1])
+def test_an_id_beyond_all_others_costs_nothing(largest: int) -> None:
+    """The library's own writer would take memory for every id below it, and end the process."""
+    whole = json.loads(_word_piece().to_str())
+    whole["model"]["vocab"]["three"] = largest
+    Path("own.json").write_text(json.dumps(whole))
+    with pytest.raises(MemspanError, match=r"vocab_size must be at most|can be used"):
+        read_tokenizer(Path("own.json"))
+
+
+@pytest.mark.hardening
 @pytest.mark.parametrize("part", ["decoder", "normalizer", "pre_tokenizer", "post_processor"])
 def test_a_part_may_be_left_out(part: str) -> None:
     whole = json.loads(_word_piece().to_str())

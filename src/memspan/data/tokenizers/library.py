@@ -44,11 +44,6 @@ class LibraryTokenizer(Tokenizer):
 
     def __init__(self, model: str) -> None:
         self._tokenizer = subword_library().Tokenizer.from_str(model)
-        # As the library understood it, with all that is left out in the file.
-        self._parts = json.loads(self._tokenizer.to_str())
-        rules = self._parts["model"]
-        if any(self._parts.get(name) for name in LEFT_OUT) or rules.get("dropout"):
-            raise ValueError("it adds to a text, or splits it at random")
         ids = self._tokenizer.get_vocab()
         self._size = max(ids.values()) + 1
         refuse_oversized_vocabulary(self._size)
@@ -58,6 +53,12 @@ class LibraryTokenizer(Tokenizer):
             raise ValueError(f"it has {len(ids):,} tokens, and ids up to {self._size - 1:,}")
         if any(len(token) > LONGEST for token in ids):
             raise ValueError(f"it has a token of over {LONGEST:,} characters")
+        # As the library understood it, with all that is left out in the file. It would write every id
+        # up to the largest, so this comes after the limits.
+        self._parts = json.loads(self._tokenizer.to_str())
+        rules = self._parts["model"]
+        if any(self._parts.get(name) for name in LEFT_OUT) or rules.get("dropout"):
+            raise ValueError("it adds to a text, or splits it at random")
         if max(_growth(self._parts[name]) for name in ("normalizer", "decoder")) > MOST_GROWTH:
             raise ValueError(f"it makes a text over {MOST_GROWTH} times longer")
         # Unigram gives its number, the others its text.
