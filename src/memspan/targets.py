@@ -42,7 +42,7 @@ def check(
     model: object,
     laws: str | Iterable[str] | None = None,
     seed: int = 0,
-    budget: float = 15.0,
+    budget: float = 30.0,
 ) -> Report:
     """Check the laws of a model that carries state.
 

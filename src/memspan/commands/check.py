@@ -35,7 +35,7 @@ class CheckArguments:
     """Laws to check, joined by commas, such as cuts,rows (None: all)."""
     seed: int = 0
     """Seed of the inputs, and of random weights."""
-    budget: float = 15.0
+    budget: float = 30.0
     """CPU seconds, over all threads, after which no new case is started."""
     device: str = "cpu"
     """cpu, cuda, ...; auto: CUDA if available."""

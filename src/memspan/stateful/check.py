@@ -150,7 +150,7 @@ def check(
     model: Stateful[Any],
     laws: Iterable[str] | None = None,
     seed: int = 0,
-    budget: float = 15.0,
+    budget: float = 30.0,
 ) -> Report:
     """Try ``laws`` of ``model``, by name (None: all of :data:`NAMES`).
 

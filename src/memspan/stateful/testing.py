@@ -17,7 +17,7 @@ def laws(
     only: Iterable[str] | None = None,
     *,
     seeds: Iterable[int] = (0,),
-    budget: float = 15.0,
+    budget: float = 30.0,
     inconclusive: bool = False,
 ) -> Callable[..., None]:
     """A test with a case for each law and seed, of the model that ``make`` gives anew for each.
