@@ -32,6 +32,7 @@ from memspan.integrations.transformers import (
 )
 from memspan.stateful.protocol import tensors_of
 
+theirs = pytest.mark.filterwarnings("ignore:`(is_)?gradient_checkpointing:FutureWarning")
 SMALL = {"n_layers": 1, "d_model": 8, "n_heads": 2, "d_ff": 8}
 
 
@@ -92,6 +93,7 @@ def test_label_smoothing_predicts_what_comes_next(tmp_path: Path) -> None:
     assert loss(1e-6) == pytest.approx(loss(0.0), rel=1e-4)
 
 
+@theirs
 def test_adapters_of_peft_are_evaluated(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM")
@@ -100,6 +102,7 @@ def test_adapters_of_peft_are_evaluated(tmp_path: Path) -> None:
     assert training.evaluate()["eval_loss"] > 0
 
 
+@theirs
 def test_trl_trains_on_the_models_own_loss(tmp_path: Path) -> None:
     trl = pytest.importorskip("trl")
     from datasets import Dataset
