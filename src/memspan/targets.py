@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
+import json
 import runpy
 import sys
 from collections.abc import Iterable
@@ -193,6 +195,12 @@ def _pretrained(folder: Path, trust_remote_code: bool) -> Stateful[Any]:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     options = {"trust_remote_code": trust_remote_code, "local_files_only": True}
+    ours = ""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        if json.loads((folder / "config.json").read_bytes()).get("model_type") == "memspan":
+            # An exported run, which transformers knows by this import.
+            importlib.import_module("memspan.integrations.transformers")
+            ours = "import memspan.integrations.transformers\n"
     try:
         model_type = AutoConfig.from_pretrained(folder, **options).model_type
         model = AutoModelForCausalLM.from_pretrained(folder, **options).eval()
@@ -201,7 +209,7 @@ def _pretrained(folder: Path, trust_remote_code: bool) -> Stateful[Any]:
         hint = "; --trust-remote-code executes it" if "trust_remote_code" in str(error) else ""
         raise MemspanError(f"{folder} cannot be loaded: {str(error)[:300]}{hint}") from error
     script = (
-        "from transformers import AutoModelForCausalLM\n"
+        f"{ours}from transformers import AutoModelForCausalLM\n"
         f"module = AutoModelForCausalLM.from_pretrained({str(folder)!r}"
         f"{', trust_remote_code=True' if trust_remote_code else ''}).eval()"
     )

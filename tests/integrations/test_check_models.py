@@ -118,8 +118,7 @@ def test_code_of_a_folder_is_not_executed(
 def test_an_exported_run_is_read(capsys: pytest.CaptureFixture[str]) -> None:
     export(memspan.load("shakespeare-feedback"), Path("folder"))
     capsys.readouterr()
-    known = ["--import", "memspan.integrations.transformers"]
-    cli.main(["check", "folder", "--laws", "repeatable", *known])
+    cli.main(["check", "folder", "--laws", "repeatable"])
     assert "repeatable     holds" in capsys.readouterr().out
 
 

@@ -17,8 +17,11 @@ import pages
 import tiny_runs
 from command_line import refused
 from memspan import cli
+from memspan.converters.exported import read_tokenizer
+from memspan.data.tokenizers.plain import ByteTokenizer, CharacterTokenizer, WordTokenizer
+from memspan.data.tokenizers.registry import train_tokenizer
 from memspan.errors import MemspanError
-from memspan.integrations.transformers import export, from_run
+from memspan.integrations.transformers import export, fast_tokenizer, from_run
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "transformers.md"
 GREEDY = memspan.Sampling(temperature=0)
@@ -141,3 +144,55 @@ def test_mistakes_on_the_command_line(
     arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert line in refused(capsys, "export", "run", *arguments)
+
+
+@pytest.mark.smoke
+@pytest.mark.usefixtures("own_folders")
+def test_a_fine_tuned_folder_becomes_a_run_again() -> None:
+    export("shakespeare-fast-weights", "exported")
+    model = AutoModelForCausalLM.from_pretrained("exported")
+    with torch.no_grad():
+        model.get_input_embeddings().weight[0] += 1
+    model.save_pretrained("exported")
+    run = memspan.load(memspan.convert("exported", "runs/back"))
+    assert run.model.fingerprint() == model.model.fingerprint()
+    before = memspan.load("shakespeare-fast-weights")
+    assert run.tokenizer.vocabulary_hash == before.tokenizer.vocabulary_hash
+    for section in ("model", "embedding"):
+        assert getattr(run.config, section) == getattr(before.config, section)
+    assert run.config.train.segment_length == before.config.train.segment_length
+    model.resize_token_embeddings(257)
+    model.save_pretrained("exported")
+    with pytest.raises(MemspanError, match=r"call its resize_token_embeddings\(256\)"):
+        memspan.convert("exported", "runs/other")
+
+
+WORDS = "the fox saw a fox\n and then\tit did not"
+KINDS = {
+    "bytes": ByteTokenizer(),
+    "some-bytes": ByteTokenizer([*b"the fox"]),
+    "characters": CharacterTokenizer(" aefhotx"),
+    "no-other-characters": CharacterTokenizer(" aefhotx", others=False),
+    "words": WordTokenizer(["<eos>", "<unk>", "the", "fox"]),
+    "lower-case": WordTokenizer(["the", "<unk>", "fox"], lower_case=True),
+    "subwords": train_tokenizer("subwords", [WORDS.encode() * 9], 270),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokenisers_come_back_as_they_were(kind: str, tmp_path: Path) -> None:
+    fast_tokenizer(KINDS[kind]).save_pretrained(tmp_path)
+    found = read_tokenizer(tmp_path / "tokenizer.json")
+    assert type(found) is type(KINDS[kind])
+    assert found.vocab_size == KINDS[kind].vocab_size
+    if kind != "subwords":
+        assert found.content() == KINDS[kind].content()
+    text = b"the fox" if kind in ("some-bytes", "no-other-characters") else b"The fox\nthe hare"
+    assert found.encode(text).tolist() == KINDS[kind].encode(text).tolist()
+
+
+def test_a_damaged_tokeniser_is_one_line(tmp_path: Path) -> None:
+    for content in ("{}", '{"model": {"type": "BPE", "vocab": {"a": []}}, "pre_tokenizer": 1}'):
+        (tmp_path / "tokenizer.json").write_text(content)
+        with pytest.raises(MemspanError, match="that memspan exported"):
+            read_tokenizer(tmp_path / "tokenizer.json")

@@ -37,6 +37,9 @@ def test_an_exported_run_has_the_span_of_the_run() -> None:
     assert own.span is not None
     assert np.allclose(own.span.losses, other.span.losses, atol=1e-4)
     assert other.span == own.span
+    # The memory, the logits after the last token and nothing of the model.
+    logits = 4 * 256
+    assert other.state_bytes == own.state_bytes + logits
 
 
 def test_a_table_of_positions_is_a_window() -> None:

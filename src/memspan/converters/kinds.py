@@ -11,8 +11,9 @@ from memspan.errors import MemspanError, refuse_unknown
 KindName = Literal["transformers", "authors", "labml"]
 KIND_HELP = (
     "Whose checkpoint it is (None: recognised by the folder's files). transformers: a folder such as "
-    "transfo-xl-wt103. authors: from the PyTorch code of Transformer-XL's authors. labml: a run of "
-    "labml_nn's Transformer-XL, Compressive, Feedback or Fast Weights."
+    "transfo-xl-wt103, or one that memspan exported. authors: from the PyTorch code of "
+    "Transformer-XL's authors. labml: a run of labml_nn's Transformer-XL, Compressive, Feedback "
+    "or Fast Weights."
 )
 
 

@@ -26,6 +26,11 @@ def whole(*parameters: Tensor) -> Rows:
     return lambda get: [get(parameter) for parameter in parameters]
 
 
+def scalar(number: Tensor) -> Rows:
+    """A tensor without dimensions, as one row."""
+    return lambda get: [get(number).reshape(1)]
+
+
 def item(parameter: Tensor, index: int) -> Rows:
     """One row, without the dimension of rows."""
     return lambda get: [get(parameter)[index]]
@@ -58,8 +63,9 @@ def check(model: nn.Module, names: Names, tensors: Mapping[str, Tensor], where: 
             "that its options are this model's"
         )
     for name, tensor in tensors.items():
-        wanted = torch.cat(names[name](lambda ours: ours.detach())).shape
-        if not tensor.is_floating_point():
+        like = torch.cat(names[name](lambda ours: ours.detach()))
+        wanted = like.shape
+        if like.is_floating_point() and not tensor.is_floating_point():
             raise MemspanError(f"{where}: {name} is of {tensor.dtype}: save it in floating point")
         if tensor.shape != wanted:
             raise MemspanError(
@@ -74,10 +80,10 @@ def check(model: nn.Module, names: Names, tensors: Mapping[str, Tensor], where: 
 @torch.no_grad()
 def fill(model: nn.Module, names: Names, tensors: Mapping[str, Tensor], where: str) -> None:
     """Copy a peer's ``tensors``, which :func:`check` accepts, into ``model``."""
-    filled = {id(p): torch.zeros(len(p), dtype=torch.bool) for p in model.parameters()}
+    filled: dict[int, Tensor] = {}
 
-    def done(parameter: Tensor) -> Tensor:
-        return filled[id(parameter)]
+    def done(ours: Tensor) -> Tensor:
+        return filled.setdefault(id(ours), torch.zeros(ours.shape[:1].numel(), dtype=torch.bool))
 
     for name, tensor in tensors.items():
         views, marks = names[name](lambda ours: ours.data), names[name](done)
@@ -100,7 +106,7 @@ def fill(model: nn.Module, names: Names, tensors: Mapping[str, Tensor], where: s
         for name, rows in names.items()
         if name not in tensors and not all(mark.all() for mark in rows(done))
     ]
-    if missing or not all(mark.all() for mark in filled.values()):
+    if missing or not all(done(parameter).all() for parameter in model.parameters()):
         raise _lacking(where, missing)
 
 

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from memspan.converters import exported
 from memspan.converters.convert import Checkpoint
 from memspan.converters.names import Names, item, module, upside_down, whole
 from memspan.converters.options import Options
@@ -50,7 +51,10 @@ Ties = Literal["none", "all-but-first", "all"]
 def read(folder: Path) -> Checkpoint:
     """The checkpoint in a folder."""
     path = folder / "config.json"
-    values = with_defaults(read_json(path), path)
+    given = read_json(path)
+    if given.get("model_type") == exported.MODEL_TYPE:
+        return exported.read(folder)
+    values = with_defaults(given, path)
     config = run_config(values, str(path), start="zeros")
     tensors, where = load_weights(folder)
     # Frequencies of the sinusoids: no parameters.
@@ -73,8 +77,8 @@ def with_defaults(given: dict[str, Any], path: Path) -> dict[str, Any]:
     if kind != "transfo-xl":
         raise MemspanError(
             f"{path} is of a model of type {str(kind)[:40]!r}: memspan converts transfo-xl, the "
-            "Transformer-XL of transformers; if the folder is from the authors' code or labml's, say "
-            "--from authors or --from labml"
+            "Transformer-XL of transformers, and what it exported itself; if the folder is from the "
+            "authors' code or labml's, say --from authors or --from labml"
         )
     if "n_token" in given:
         given = {"vocab_size": given["n_token"], **given}

@@ -207,6 +207,10 @@ def parts_of(part: Any) -> list[Any] | None:
     if isinstance(part, FunctionType | MethodType | partial):
         # Its attributes are not what it works on.
         return None
+    kind: Any = type(part)
+    if kind.__getstate__ is not object.__getstate__:
+        # Its own word on what is state, and what can be made again.
+        return [part.__getstate__()]
     parts = None
     if isinstance(part, Mapping):
         parts = list(part.values())
