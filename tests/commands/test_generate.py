@@ -126,6 +126,22 @@ def test_words_continue_a_prompt_after_a_space() -> None:
             generate(run, prompts)
 
 
+def test_unknown_tokens_of_a_prompt_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    for kind, says in {
+        "characters": "3 of 8 tokens of the prompt are",
+        "words": "1 of 2 tokens",
+    }.items():
+        tokenizer = train_tokenizer(kind, [b"a b c d"])
+        config = CASES[ONE_OF_EACH["lstm"]].backbone
+        model = LanguageModel(tokenizer.vocab_size, config).eval()
+        run = Run(Path("odd"), RunConfig(config, "lstm"), tokenizer, model, 0, Identity())
+        generate(run, ["a b c", "d"], tokens=1)
+        assert not caplog.messages
+        generate(run, "a    xyz", tokens=1)
+        assert caplog.messages[0].startswith(says)
+        caplog.clear()
+
+
 @architectures
 def test_each_prompt_is_continued_as_it_would_be_alone(name: str) -> None:
     run = tiny(name)

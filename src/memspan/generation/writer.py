@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from inspect import signature
@@ -272,7 +273,8 @@ def _read(
 
 
 def _encoded(tokenizer: Tokenizer, prompt: Prompt) -> Iterator[np.ndarray]:
-    """The prompt's ids, in pieces; those of the tokenizer's opening if it is empty."""
+    """The prompt's ids, in pieces; those of the tokenizer's opening if it is empty. Warns of unknown
+    ones."""
 
     def chunks() -> Iterator[bytes]:
         empty = True
@@ -282,7 +284,16 @@ def _encoded(tokenizer: Tokenizer, prompt: Prompt) -> Iterator[np.ndarray]:
         if empty:
             yield tokenizer.opening
 
-    return tokenizer.encode_stream(chunks())
+    n_tokens = n_unknown = 0
+    for ids in tokenizer.encode_stream(chunks()):
+        n_tokens, n_unknown = n_tokens + len(ids), n_unknown + tokenizer.count_unknown(ids)
+        yield ids
+    if n_unknown:
+        logging.getLogger("memspan").warning(
+            f"{n_unknown:,} of {counted(n_tokens, 'token')} of the prompt "
+            f"{'is' if n_unknown == 1 else 'are'} unknown to the run's vocabulary, and read as one and "
+            "the same token"
+        )
 
 
 def read_prompt(
