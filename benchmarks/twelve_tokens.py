@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from memspan.models import (
@@ -85,6 +86,18 @@ def left(name: str) -> list[list[int]]:
     return [
         shares[t, : t + 1].round().int().tolist() for t in range(SEGMENT - 1, len(TOKENS), SEGMENT)
     ]
+
+
+@torch.no_grad()
+def decays(name: str) -> list[int]:
+    """How much of the same matrix each token leaves before it writes, in percent."""
+    torch.manual_seed(3)
+    model: Any = MODELS[name].build().double().eval()
+    mixer, steps = next(model.stack()).mixer, []
+    mixer.step.register_forward_hook(lambda *arguments: steps.append(arguments[-1][0, :, 0]))
+    model(torch.randn(2, len(TOKENS), SIZES["d_model"], dtype=torch.float64)[:1])
+    rates = mixer.A_log[0].exp() * F.softplus(steps[0] + mixer.dt_bias[0])
+    return (100 * (-rates).exp()).round().int().tolist()
 
 
 WIDTH, EDGE = 340, 8
@@ -165,8 +178,9 @@ def of_slots(title: str, groups: list[tuple[str, str, list[list[Slots]]]]) -> st
     return _picture(title, " ".join(told), y, parts)
 
 
-def of_matrix(title: str, shares: list[list[int]]) -> str:
-    """How much is left of each token in a matrix, after each segment."""
+def of_matrix(title: str, shares: list[list[int]], alphas: list[int] | None = None) -> str:
+    """How much is left of each token in a matrix, after each segment; ``alphas``: how much of all that
+    was there each token leaves."""
     parts, told, y = [], [], 6.0
     for segment, row in enumerate(shares, 1):
         last = TOKENS[len(row) - 1]
@@ -182,6 +196,20 @@ def of_matrix(title: str, shares: list[list[int]]) -> str:
             parts.append(_text("c", x + 13, y + 64, str(row[i])))
         told.append(f"After segment {segment}: {', '.join(map(str, row))}.")
         y += 74
+    if alphas is not None:
+        parts.append(
+            _text(
+                "s",
+                EDGE,
+                y + 15,
+                "\N{GREEK SMALL LETTER ALPHA}: left by each token of all before it, %",
+            )
+        )
+        for i, (token, alpha) in enumerate(zip(TOKENS, alphas, strict=True)):
+            parts.append(_text("c t", EDGE + 27 * i + 13, y + 36, token))
+            parts.append(_text("c", EDGE + 27 * i + 13, y + 54, str(alpha)))
+        told.append(f"The decays: {', '.join(map(str, alphas))}.")
+        y += 60
     return _picture(title, " ".join(told), y + 2, parts)
 
 
@@ -203,7 +231,9 @@ PICTURES: dict[str, Callable[[], str]] = {
     ),
     "sum": lambda: of_matrix("A sum: nothing leaves", left("sum")),
     "delta": lambda: of_matrix("The delta rule: overwritten where keys meet", left("delta")),
-    "gated-delta": lambda: of_matrix("With a decay, old tokens fade", left("gated-delta")),
+    "gated-delta": lambda: of_matrix(
+        "With a decay, old tokens fade", left("gated-delta"), decays("gated-delta")
+    ),
 }
 
 

@@ -15,7 +15,7 @@ import memspan
 import twelve_tokens
 from docsite import figures
 from docsite.errors import DocsError
-from twelve_tokens import FOLDER, PICTURES, left, slots_of
+from twelve_tokens import FOLDER, PICTURES, decays, left, slots_of
 
 NUMBER = re.compile(r"(-?\d+(?:\.\d+)?(?:e-\d+)?)")
 
@@ -148,6 +148,11 @@ def test_what_each_slot_holds() -> None:
 def test_what_is_left_in_a_matrix() -> None:
     assert left("sum") == [[100] * n for n in (4, 8, 12)]
     delta, gated = left("delta")[-1], left("gated-delta")[-1]
+    # A key that meets a later one loses more than the decays alone.
+    kept = 100.0
+    for share, alpha in zip(reversed(gated), [100, *reversed(decays("gated-delta"))], strict=False):
+        kept *= alpha / 100
+        assert share <= kept + 1
     assert delta[-1] == gated[-1] == 100
     assert min(delta) == 20
     assert gated[:4] == [0] * 4
