@@ -76,7 +76,9 @@ def in_chunks(f: Callable[..., Tensor], *rows: Tensor) -> Tensor:
     On a CPU it is called for one chunk of rows at a time: intermediates stay in cache, and buffers that
     autograd does not keep are reused.
     """
-    if rows[0].device.type != "cpu" or len(rows[0]) <= CHUNK:
+    count = rows[0].shape[0]
+    # Exports may leave the number of rows free.
+    if rows[0].device.type != "cpu" or not isinstance(count, int) or count <= CHUNK:
         return f(*rows)
     return torch.cat([f(*chunk) for chunk in zip(*(r.split(CHUNK) for r in rows), strict=True)])
 

@@ -319,9 +319,9 @@ def check_layer(layer: Any, x: Tensor, width: int, memory: L | None) -> L:
     if not suits(x, weight):
         raise MemspanError(f"x must be {named(weight.dtype)} as the layer is, not {named(x.dtype)}")
     if memory is None:
-        empty: L = layer.initial_memory(len(x))
+        empty: L = layer.initial_memory(x.shape[0])
         return empty
-    check_like(memory, layer.initial_memory(0), len(x), x.device)
+    check_like(memory, layer.initial_memory(0), x.shape[0], x.device)
     return recordable(memory)
 
 

@@ -227,10 +227,11 @@ class Backbone(nn.Module, Generic[M]):
         if lengths is not None:
             lengths = own_lengths(lengths, x, padding)
         if memory is not None:
-            memory = recordable(self.own_memory(memory, len(x)))
-            if memory.batch_size != len(x):
+            rows = x.shape[0]
+            memory = recordable(self.own_memory(memory, rows))
+            if memory.batch_size != rows:
                 raise MemspanError(
-                    f"the memory has {counted(memory.batch_size, 'row')} and the input has {len(x)}: "
+                    f"the memory has {counted(memory.batch_size, 'row')} and the input has {rows}: "
                     "use memory.select for rows, or this model's initial_memory"
                 )
         try:
@@ -271,7 +272,7 @@ class Backbone(nn.Module, Generic[M]):
                 cannot run.
         """
         refuse_unknown_implementation(implementation, self.implementations)
-        memory = self.initial_memory(len(x)) if memory is None else memory
+        memory = self.initial_memory(x.shape[0]) if memory is None else memory
         read = partial(self.read_piece, implementation=implementation)
         return read_in_pieces(read, x, memory, starts, lengths, padding)
 

@@ -56,7 +56,7 @@ def short_convolution(
             f"a convolution's weights {[*weight.shape]} do not fit inputs {[*x.shape]}: pass [C, W] "
             "and [B, T, C]"
         )
-    check_shape("before", before, "[B, W - 1, C]", len(x), taps - 1, len(weight))
+    check_shape("before", before, "[B, W - 1, C]", x.shape[0], taps - 1, len(weight))
     inputs = _Inputs(torch.cat([before, x], 1), weight)
     y = choose(IMPLEMENTATIONS, implementation, inputs)(inputs)
     # A copy: a view would keep the whole segment.
@@ -83,7 +83,7 @@ class _ByTap(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
         taps = weight.T.contiguous()
-        y = x.new_zeros(len(x), x.shape[1] - len(taps) + 1, x.shape[2])
+        y = x.new_zeros(x.shape[0], x.shape[1] - len(taps) + 1, x.shape[2])
         for y_n, (part, tap) in _products(y, x, taps):
             y_n.addcmul_(part, tap)
         return y
@@ -108,7 +108,9 @@ def _products(y: Tensor, x: Tensor, taps: Tensor) -> Iterator[tuple[Tensor, tupl
     """
     length = y.shape[1]
     token = y.shape[0] * y.shape[2] * y.element_size()
-    size = max(1, CACHE_BYTES // max(1, token)) if y.device.type == "cpu" else length
+    # Exports may leave the number of rows free.
+    by_cache = y.device.type == "cpu" and isinstance(token, int)
+    size = max(1, CACHE_BYTES // max(1, token)) if by_cache else length
     for start in range(0, length, size):
         end = min(start + size, length)
         for i, tap in enumerate(taps):

@@ -140,7 +140,7 @@ def relative_attention(
     positions.check(q, k, mask)
     check_together(False, q=q, v=v)
     check_shape("v", v, "[B, H, S, V]", *k.shape[:3], *v.shape[-1:])
-    check_shape("received", received, "[B, S]", len(k), k.shape[2])
+    check_shape("received", received, "[B, S]", k.shape[0], k.shape[2])
     # Under autocast, projections are bfloat16 and biases float32.
     k, v, positions = k.to(q.dtype), v.to(q.dtype), positions.to(q.dtype)
     inputs = _Inputs(q, k, v, positions, mask, dropout, received)
@@ -211,8 +211,9 @@ def _by_heads(inputs: _Inputs, run: Callable[..., Tensor]) -> Tensor:
         additive_mask = torch.zeros_like(inputs.mask, dtype=q.dtype)
         additive_mask.masked_fill_(~inputs.mask, -torch.inf)
     batch, n, n_queries, _ = q.shape
-    if q.device.type == "cpu":
-        one_head = batch * n_queries * inputs.k.shape[2] * q.element_size()
+    one_head = batch * n_queries * inputs.k.shape[2] * q.element_size()
+    # Exports may leave sizes free.
+    if q.device.type == "cpu" and isinstance(one_head, int):
         n = min(n, max(1, CACHE_BYTES // one_head))
     parts = zip(
         *(x.split(n, 1) for x in (q, inputs.k, inputs.v)),

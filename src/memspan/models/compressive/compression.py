@@ -73,7 +73,7 @@ def newest(width: int, end: int, count: Tensor, older_end: int | Tensor) -> Tens
 
 def pick(x: Tensor, columns: Tensor) -> Tensor:
     """``x[b, columns[b]]``: ``[B, N, ...]`` and int64 ``[B, n]`` give ``[B, n, ...]``."""
-    first = torch.arange(len(x), device=x.device)[:, None] * x.shape[1]
+    first = torch.arange(x.shape[0], device=x.device)[:, None] * x.shape[1]
     return x.flatten(0, 1).index_select(0, (first + columns).flatten()).unflatten(0, columns.shape)
 
 
@@ -98,7 +98,7 @@ def convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         bias: ``[D]``.
     """
     rate = weight.shape[2]
-    runs = x.reshape(len(x), x.shape[1] // rate, rate * x.shape[2])
+    runs = x.reshape(x.shape[0], x.shape[1] // rate, rate * x.shape[2])
     return F.linear(runs, weight.transpose(1, 2).flatten(1), bias)
 
 

@@ -258,7 +258,7 @@ class Feedback(Backbone[FeedbackMemory]):
             refuse_unknown_implementation(implementation, self.implementations)
             # No slot is in use; to count them would wait for a device, or break a compiled graph.
             read = partial(self.read_piece, implementation=implementation, n_old=0)
-            out = read_in_pieces(read, x, self.initial_memory(len(x)), None, None)
+            out = read_in_pieces(read, x, self.initial_memory(x.shape[0]), None, None)
         else:
             out = super().forward(x, memory, implementation=implementation, **options)
         return replace(out, auxiliary_loss=self.span_penalty()) if x.numel() else out

@@ -151,7 +151,7 @@ class RelativeBackbone(Backbone[M]):
         Raises:
             MemspanError: no such implementation; a learned position table is too short.
         """
-        memory = self.initial_memory(len(x)) if memory is None else memory
+        memory = self.initial_memory(x.shape[0]) if memory is None else memory
         span = self.span() if span is None else span
         slots, n_tokens = sum(memory.slots().values()), x.shape[1]
         longest = self.longest_piece(span, slots)

@@ -154,14 +154,14 @@ class Transformer(Backbone[Memory]):
     ) -> BackboneOutput[Memory]:
         """Read a segment; ``implementation``: ``reference`` or ``sdpa``, PyTorch's fused attention."""
         refuse_unknown_implementation(implementation, self.implementations)
-        memory = self.initial_memory(len(x)) if memory is None else memory
+        memory = self.initial_memory(x.shape[0]) if memory is None else memory
         x, documents = documents_of(x, starts, lengths, padding)
         after: Memory = Memory(count_after(memory.tokens_seen, x.shape[1], documents))
         number, again = None if documents is None else documents.number, 0
         if isinstance(memory, TransformerWindow):
             n_slots = memory.inputs.shape[1]
             again = max(n_slots + 1 - x.shape[1], 0)
-            if x.is_cpu and len(x) and not torch.compiler.is_compiling():
+            if x.is_cpu and not torch.compiler.is_compiling() and len(x):
                 # Slots that no row uses are not worth reading; to look would wait for another device.
                 again = min(again, int(memory.length.max()))
             length = count_after(memory.length, x.shape[1], documents).clamp(max=n_slots)

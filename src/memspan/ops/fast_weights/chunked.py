@@ -71,9 +71,10 @@ def _chunks_at_once(weights: Tensor, recompute: bool) -> int:
     """On a CPU, as many as its cache holds; elsewhere all."""
     if recompute:
         return RECOMPUTED_CHUNKS
-    if weights.device.type != "cpu":
-        return 1 << 30
     memory = weights.numel() * weights.element_size()
+    # Exports may leave the number of rows free.
+    if weights.device.type != "cpu" or not isinstance(memory, int):
+        return 1 << 30
     return max(1, CACHE_BYTES // max(1, memory))
 
 

@@ -116,9 +116,9 @@ def _check(
         )
     if content_bias.shape != heads:
         raise MemspanError(f"content_bias must be {[*heads]}, [H, K], not {[*content_bias.shape]}")
-    if visible.dtype != torch.bool or visible.shape != (len(q), slots):
+    if visible.dtype != torch.bool or visible.shape != (q.shape[0], slots):
         raise MemspanError(
-            f"visible must be bool [B, S], {[len(q), slots]}, not {[*visible.shape]}"
+            f"visible must be bool [B, S], {[q.shape[0], slots]}, not {[*visible.shape]}"
         )
 
 

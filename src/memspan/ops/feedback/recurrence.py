@@ -77,7 +77,7 @@ def feedback_recurrence(
     """
     check_name("activation", activation, "relu", "gelu")
     _check(x, old, length, span, weights)
-    if not len(x):
+    if not x.shape[0]:
         # The results are as empty.
         choose(IMPLEMENTATIONS, implementation, x)
         return x.clone(), x.clone()
@@ -111,19 +111,24 @@ def _check(x: Tensor, old: Tensor, length: Tensor, span: int, weights: FoldedWei
     d_model = weights.query.shape[2]
     if x.dim() != 3 or not x.shape[1] or x.shape[2] != d_model:
         raise MemspanError(f"x must be [B, T, {d_model}] with at least one token, not {[*x.shape]}")
-    if old.dim() != 3 or len(old) != len(x) or old.shape[1] > span or old.shape[2] != d_model:
+    if (
+        old.dim() != 3
+        or old.shape[0] != x.shape[0]
+        or old.shape[1] > span
+        or old.shape[2] != d_model
+    ):
         raise MemspanError(
-            f"the memory vectors must be [{len(x)}, O, {d_model}], O at most the span {span}, not "
+            f"the memory vectors must be [{x.shape[0]}, O, {d_model}], O at most the span {span}, not "
             f"{[*old.shape]}"
         )
-    if length.dtype != torch.int64 or length.shape != (len(x),) or length.device != x.device:
+    if length.dtype != torch.int64 or length.shape != (x.shape[0],) or length.device != x.device:
         raise MemspanError(
-            f"length must be int64 [{len(x)}] on {x.device}, not "
+            f"length must be int64 [{x.shape[0]}] on {x.device}, not "
             f"{str(length.dtype).removeprefix('torch.')} {[*length.shape]} on {length.device}"
         )
     if (
         can_look(length)
-        and len(x)
+        and x.shape[0]
         and not 0 <= int(length.min()) <= int(length.max()) <= len(old[0])
     ):
         raise MemspanError(
