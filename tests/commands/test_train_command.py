@@ -9,13 +9,15 @@ import re
 import shlex
 import signal
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 import memspan
 from command_line import SMALL, TEXT, pipe, printed, refused
 from memspan import cli
-from memspan.commands.train import new_folder
+from memspan.commands import train as train_command
+from memspan.commands.train import claimed_folder, new_folder
 from memspan.data.options import DataConfig
 from memspan.invocation import command
 from memspan.models.transformer_xl.config import TransformerXLConfig
@@ -114,3 +116,17 @@ def test_a_text_from_standard_input_is_kept_beside_the_run(
     assert memspan.load("runs/v1.5").step == 7
     pipe(monkeypatch, TEXT)
     assert "runs/v1.5.txt, which exists" in refused(capsys, *new)
+
+
+def test_trainings_that_start_at_once_have_folders_of_their_own() -> None:
+    """And one that is refused leaves none."""
+    config = RunConfig(model=TransformerXLConfig(), data=DataConfig("text.txt"))
+    # What another process makes after this one has looked for a name.
+    taken = [Path("runs/transformer-xl-text-1"), Path("runs/transformer-xl-text-2")]
+    with mock.patch.object(train_command, "new_folder", side_effect=taken):
+        taken[0].mkdir(parents=True)
+        assert claimed_folder(config) == taken[1]
+    assert claimed_folder(config).name == "transformer-xl-text-3"
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--data.corpus", "text.txt", *SMALL, "--train.batch-size", "100000"])
+    assert len(list(Path("runs").iterdir())) == 3

@@ -116,8 +116,11 @@ def train(arguments: list[str]) -> None:
             changed = options.config if options.config != begun else None
             start.resume(options.resume, config=changed, **shared)
         else:
-            folder = processes.of_first(options.out or new_folder(options.config))
-            start.train(options.config, folder, init_from=options.init_from, **shared)
+            made = options.out is None and processes.first
+            own = claimed_folder(options.config) if made else options.out
+            folder = processes.of_first(own)
+            with _removed_if_unused(folder if made else None):
+                start.train(options.config, folder, init_from=options.init_from, **shared)
         if signals and processes.first and _is_launched():
             reports.note_stop(signals[0])
     settle_output()
@@ -296,19 +299,43 @@ def new_folder(config: RunConfig[BackboneConfig]) -> Path:
     return folder
 
 
+def claimed_folder(config: RunConfig[BackboneConfig]) -> Path:
+    """Make a new folder in ``runs/``; trainings that are started at once each get their own."""
+    Path("runs").mkdir(exist_ok=True)
+    while True:
+        folder = new_folder(config)
+        # It fails where another process was faster.
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            return folder
+
+
+@contextlib.contextmanager
+def _removed_if_unused(folder: Path | None) -> Iterator[None]:
+    """Remove a folder that was made for a run, if that fails before anything is written."""
+    try:
+        yield
+    except BaseException:
+        if folder is not None:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
+
+
 def keep_text(config: RunConfig[BackboneConfig], out: Path | None, resume: Path | None) -> Path:
     """Write the text of standard input beside the run's folder, so that the run can be resumed."""
     if resume is not None or reports.is_worker():
         raise MemspanError(
             "a text from standard input is for a new run without torchrun: give --data.corpus a file"
         )
-    folder = out or new_folder(config)
-    kept = folder.with_name(folder.name + ".txt")
-    if kept.exists():
-        raise MemspanError(
-            f"standard input would be kept in {kept}, which exists: remove it, give another --out, or "
-            f"train on it with --data.corpus {kept}"
-        )
-    keep_input(kept, "--data.corpus")
+    folder = out or claimed_folder(config)
+    with _removed_if_unused(folder if out is None else None):
+        kept = folder.with_name(folder.name + ".txt")
+        if kept.exists():
+            raise MemspanError(
+                f"standard input would be kept in {kept}, which exists: remove it, give another --out, "
+                f"or train on it with --data.corpus {kept}"
+            )
+        keep_input(kept, "--data.corpus")
     print(f"standard input is kept in {kept}", flush=True)
     return kept
