@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from memspan.runs.options import RunConfig as RunConfig
     from memspan.runs.run import Run as Run
     from memspan.runs.run import load as load
+    from memspan.runs.saving import save_run as save_run
     from memspan.sampling import Sampling as Sampling
     from memspan.targets import check as check
     from memspan.training.estimate import Estimate as Estimate

@@ -174,6 +174,8 @@ def _refuse_types(
         if name in given and not accepts(given[name]):
             described = _described(function, name)
             about = f" ({described})" if described else ""
+            if name == "run" and type(given[name]).__name__ == "LanguageModel":
+                about = ": memspan.save_run(model, FOLDER) makes a run of it"
             raise MemspanError(
                 f"{_verb(function)} takes {expected} as {name}, not {shown(given[name])}{about}"
             )

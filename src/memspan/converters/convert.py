@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -20,11 +19,8 @@ from memspan.data.tokenizers.base import Tokenizer
 from memspan.errors import MemspanError
 from memspan.models import LanguageModel
 from memspan.models.options import BackboneConfig
-from memspan.runs import checkpoints
-from memspan.runs import run as runs
-from memspan.runs.checkpoint_files import Checkpoint as SavedCheckpoint
-from memspan.runs.checkpoint_files import State, weights_of
-from memspan.runs.folder import lock_run
+from memspan.runs import saving
+from memspan.runs.checkpoint_files import weights_of
 from memspan.runs.options import RunConfig
 
 
@@ -42,10 +38,6 @@ class Checkpoint:
     """The file with the tensors, for messages."""
     notices: tuple[str, ...] = ()
     """Lines for the user: what differs from the original."""
-
-
-NOT_BEGUN = State(step=0, best=None, best_step=None, streams={}, corpus={}, health={})
-"""The state of a run before its first step, with an unknown corpus."""
 
 
 @checked
@@ -86,15 +78,7 @@ def convert(source: str | Path, out: str | Path, *, kind: KindName | None = None
     model = _model(found)
     for line in found.notices:
         logging.getLogger("memspan").warning(line)
-    with lock_run(out) as lock:
-        try:
-            runs.create(lock, found.config, found.tokenizer)
-            checkpoints.save(lock, SavedCheckpoint(weights_of(model), {}, NOT_BEGUN), True, keep=1)
-        except BaseException:
-            # Half a run would be in the way of the next attempt.
-            shutil.rmtree(out, ignore_errors=True)
-            raise
-    return out
+    return saving.write(out, found.config, found.tokenizer, weights_of(model))
 
 
 def _model(found: Checkpoint) -> LanguageModel:
