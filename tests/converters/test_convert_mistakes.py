@@ -214,7 +214,7 @@ def test_folders(source: Path, tmp_path: Path) -> None:
         memspan.convert(run, tmp_path / "out")
     with pytest.raises(MemspanError, match="exists already: choose another folder"):
         memspan.convert(source, tmp_path)
-    with pytest.raises(MemspanError, match="there is no kind of checkpoints 'bert'"):
+    with pytest.raises(MemspanError, match="as kind, not 'bert'"):
         memspan.convert(source, tmp_path / "out", kind="bert")  # type: ignore[arg-type]
 
 

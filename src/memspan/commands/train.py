@@ -117,7 +117,7 @@ def train(arguments: list[str]) -> None:
             start.resume(options.resume, config=changed, **shared)
         else:
             made = options.out is None and processes.first
-            own = claimed_folder(options.config) if made else options.out
+            own = claimed_folder(options.config) if made else options.out or Path()
             folder = processes.of_first(own)
             with _removed_if_unused(folder if made else None):
                 start.train(options.config, folder, init_from=options.init_from, **shared)
