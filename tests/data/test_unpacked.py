@@ -258,6 +258,8 @@ def test_a_path_leads_to_texts_inside_a_record(name: str) -> None:
     ):
         with pytest.raises(MemspanError, match=r"has no '(messages\[\]\.)?text'; it has|not text"):
             load_corpus(name, wrong)
+    with pytest.raises(MemspanError, match=r"has no 'text'; .*, such as messages\[\]\.content, or"):
+        load_corpus(name)
     # A name may look like a path.
     _write("u.jsonl", b'{"a.b": "one"}\n{"a": {"b": "two"}}\n')
     assert _documents("u.jsonl", "a.b") == [b"one\n", b"two\n"]

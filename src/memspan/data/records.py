@@ -68,7 +68,12 @@ def record_text(record: dict[str, Any], field: str, where: str, first: bool = Fa
         values = []
         for value in found:
             if isinstance(value, dict) and name not in value:
-                raise missing_field(where, at + name, value, AS_IT_IS, first)
+                nested = (
+                    _path_to_text(v, at + k) for k, v in value.items() if not isinstance(v, str)
+                )
+                path = next(filter(None, nested), None)
+                inside = f", such as {path}" if path else ""
+                raise missing_field(where, at + name, value, inside + AS_IT_IS, first)
             if not isinstance(value, dict):
                 raise _not_text(value, at.removesuffix("."), where)
             values.append(value[name])
@@ -97,7 +102,14 @@ def _bytes_of(value: object, field: str, where: str) -> bytes:
 
 def _not_text(value: object, field: str, where: str) -> MemspanError:
     """The error for a value, with the path to a text inside it if it has one."""
-    kind, path = type(value).__name__, field
+    path = _path_to_text(value, field)
+    inside = f", whose texts may be {path}" if path not in (None, field) else ""
+    kind = type(value).__name__
+    return MemspanError(f"{where}: {field} is of type {kind}, not text{inside}: {NAME_IT}")
+
+
+def _path_to_text(value: object, path: str) -> str | None:
+    """The path to a text inside a value, by the names that chats have or the first."""
     while isinstance(value, list | dict) and value:
         if isinstance(value, list):
             value, path = value[0], f"{path}[]"
@@ -106,8 +118,7 @@ def _not_text(value: object, field: str, where: str) -> MemspanError:
             names = ("content", "value", "text", *texts, *value)
             name = next(name for name in names if name in value)
             value, path = value[name], f"{path}.{name}"
-    inside = f", whose texts may be {path}" if isinstance(value, str) and path != field else ""
-    return MemspanError(f"{where}: {field} is of type {kind}, not text{inside}: {NAME_IT}")
+    return path if isinstance(value, str) else None
 
 
 def missing_field(
