@@ -318,7 +318,7 @@ MISTAKES: dict[str, Callable[[Any], Any]] = {
     "must have 1 rows": lambda m: m(text(1, 3), torch.ones(2, 3)),
     "not a DynamicCache": lambda m: m(text(1, 3), cache=DynamicCache()),
     "two names of one cache": lambda m: m(text(1, 3), cache=past(m), past_key_values=past(m)),
-    "temperature: this model takes no such": lambda m: m(text(1, 3), temperature=1),
+    "temperature: not for this model, leave it out": lambda m: m(text(1, 3), temperature=1),
     "the cache has 1 row and the input 2": lambda m: m(text(2, 3), cache=past(m)),
     "the cache is of another model": lambda m: m(text(1, 3), cache=past(wrapped(ONE_EACH["lstm"]))),
     "the cache has read 3 columns and the input has 3": lambda m: m.generate(

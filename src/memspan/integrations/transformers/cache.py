@@ -145,8 +145,13 @@ class MemspanCache(Cache):
         return {**vars(self), "_memory": self.memory, "_reader": None, "_model": None}
 
     def __deepcopy__(self, memo: dict[int, object]) -> MemspanCache:
+        state = self.__getstate__()
+        memory = self.memory
+        if memory is not None and any(t.requires_grad for t in memory.tensors().values()):
+            # A copy is no part of the graph.
+            state["_memory"] = memory.detach()
         other = MemspanCache()
-        other.__dict__.update(copy.deepcopy(self.__getstate__(), memo), _model=self._model)
+        other.__dict__.update(copy.deepcopy(state, memo), _model=self._model)
         return other
 
     def __repr__(self) -> str:
