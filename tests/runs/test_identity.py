@@ -206,3 +206,23 @@ def test_files_of_a_glob_keep_their_splits_where_their_folder_moves() -> None:
     assert load_corpus(located("a/*/*.txt")).record["sha256"] == before
     Path("a/texts").rename("b/texts")
     assert load_corpus("b/*/*.txt").record["sha256"] == before
+
+
+@pytest.mark.parametrize("left", [(), ("r",), ("r", "r/checkpoints")], ids=["none", "root", "two"])
+def test_a_folder_that_is_deleted_in_a_save_is_not_made_anew(
+    left: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor in part: whoever deletes it may be half-way."""
+    original = checkpoints.write_tensors
+
+    def delete_first(*arguments: Any) -> Any:
+        shutil.rmtree("r")
+        for folder in left:
+            Path(folder).mkdir()
+        return original(*arguments)
+
+    monkeypatch.setattr(checkpoints, "write_tensors", delete_first)
+    with pytest.raises(MemspanError, match="moved, deleted or replaced while it was trained"):
+        start.train(OPTIONS, Path("r"))
+    assert not [path for path in Path("r").rglob("*") if str(path) not in left]
+    assert Path("r").exists() == bool(left)

@@ -57,6 +57,16 @@ def test_what_weights_and_biases_refuses_is_one_line(wandb: MagicMock) -> None:
         TRACKERS["wandb"](Path("r"))
 
 
+def test_a_tracker_that_begins_anew_is_named(
+    wandb: MagicMock, caplog: pytest.LogCaptureFixture
+) -> None:
+    start.train(tiny_runs.options(tracker=("wandb",)), Path("r"))
+    assert not caplog.messages
+    start.resume(Path("r"), config=tiny_runs.options(tracker=("wandb",), steps=7))
+    (line,) = caplog.messages
+    assert line.startswith("in wandb a new record begins at step 6")
+
+
 def test_several_trackers_at_once(wandb: MagicMock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each gets what metrics.jsonl gets, without what is unknown; the options name them, and files of
     older versions one."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 import math
 import os
 import time
@@ -52,8 +53,14 @@ class Logger:
 def loggers(folder: Path, trackers: Iterable[str], step: int) -> list[Logger]:
     """A logger for ``metrics.jsonl`` in ``folder``, then those of ``trackers``.
 
-    ``step``: that of the run, whose later records are dropped from ``metrics.jsonl``.
+    ``step``: that of the run, whose later records are dropped from ``metrics.jsonl``. That a tracker
+    does not go on with an earlier record of the run is logged as a warning of the logger ``memspan``.
     """
+    if step and (begun := [name for name in trackers if name in BEGIN_ANEW]):
+        logging.getLogger("memspan").warning(
+            f"in {' and '.join(begun)} a new record begins at step {step:,}, beside that of the steps "
+            "before; metrics.jsonl has all of them"
+        )
     return [_json_lines(folder, step), *(TRACKERS[name](folder) for name in trackers)]
 
 
@@ -155,6 +162,10 @@ TRACKERS: dict[str, Callable[[Path], Logger]] = {
     "wandb": _wandb,
 }
 """Loggers besides ``metrics.jsonl``, by the name of the library that each needs."""
+
+
+BEGIN_ANEW = ("trackio", "wandb")
+"""Trackers that begin a record of their own where a run is resumed; event files lie side by side."""
 
 
 def _inside(folder: Path, name: str) -> Path:
