@@ -191,6 +191,8 @@ class LayerMemory:
     def reset(self, mask: Tensor | list[bool]) -> Self:
         """Empty the rows where ``mask`` (bool ``[B]``) is true; the others are untouched.
 
+        An empty row has nothing to attend to, also where ``initial_memory`` had ``start="zeros"``.
+
         Raises:
             MemspanError: the mask is not one bool per row.
         """

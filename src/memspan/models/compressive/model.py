@@ -181,6 +181,7 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
             memory_length: slots of memory, M (None: as configured); may differ from training's.
             compressed_length: compressed slots, C (None: as configured); likewise.
             start: ``empty``, nothing to attend to; ``zeros``, M and C all-zero slots that are attended.
+                Rows that are reset, and documents, begin empty either way.
         """
         config = self.config
         slots = config.memory_length if memory_length is None else memory_length

@@ -220,7 +220,8 @@ class Feedback(Backbone[FeedbackMemory]):
             batch_size: rows, B.
             memory_length: the span, S (None: as configured).
             start: ``empty``: there is nothing to attend to. ``zeros``: the first tokens attend to S
-                all-zero memory vectors, as in the authors' code.
+                all-zero memory vectors, as in the authors' code. Rows that are reset, and documents,
+                begin empty either way.
 
         Raises:
             MemspanError: the span is 0, or exceeds the position table.

@@ -28,7 +28,8 @@ class TransformerXLConfig(RelativeConfig):
 
     start: Literal["empty", "zeros"] = "empty"
     """Memory before the first token. empty: nothing to attend to. zeros: all slots are attended and
-    zero, as in the checkpoints once distributed through transformers. May be changed at evaluation."""
+    zero, as in the checkpoints once distributed through transformers. Rows that are reset, and
+    documents, begin empty either way. May be changed at evaluation."""
     norm_epsilon: float = 1e-5
     """Added to the variance in layer normalisation."""
 
