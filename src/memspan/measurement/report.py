@@ -6,8 +6,10 @@ import base64
 import html
 import json
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -303,10 +305,12 @@ def picture(report: Report) -> bytes:
             axes = figure.add_subplot(rows, columns, number)
             for text, x, y in lines:
                 middle = [v.value if isinstance(v, Estimate) else v for v in y]
-                (drawn,) = axes.plot(x, middle, marker=".", label=label(text))
+                (drawn,) = axes.plot(*with_gaps(x, middle), marker=".", label=label(text))
                 if bounds := [(v.low, v.high) for v in y if isinstance(v, Estimate)]:
                     low, high = zip(*bounds, strict=True)
-                    axes.fill_between(x, low, high, color=drawn.get_color(), alpha=0.15)
+                    at, lows = with_gaps(x, low)
+                    _, highs = with_gaps(x, high)
+                    axes.fill_between(at, lows, highs, color=drawn.get_color(), alpha=0.15)
             # The scale has a place for zero.
             axes.set_xscale("symlog", base=2, linthresh=1)
             axes.xaxis.set_major_formatter("{x:.0f}")
@@ -315,6 +319,18 @@ def picture(report: Report) -> bytes:
             axes.legend(fontsize="small")
 
     return png(draw, 6 * columns, 3.8 * rows, dpi=110)
+
+
+def with_gaps(x: Sequence[float], y: Sequence[float]) -> tuple[list[float], list[float]]:
+    """A line with a gap where more than an octave was not measured, as from no memory to 16 slots."""
+    places, values = list(x[:1]), list(y[:1])
+    for (before, after), value in zip(pairwise(x), y[1:], strict=True):
+        if after > 2 * max(before, 0.5):
+            places.append(after)
+            values.append(math.nan)
+        places.append(after)
+        values.append(value)
+    return places, values
 
 
 STYLE = """
