@@ -52,7 +52,7 @@ MISTAKES: dict[str, Callable[[], object]] = {
     "or a list of texts as prompt, not b'The'": lambda: call.generate(RUN, b"The"),
     "or a list of texts as prompt, not [5, 6]": lambda: call.generate(RUN, [5, 6]),
     "or a list of texts as prompt, not None": lambda: call.generate(RUN, None),
-    "not a LanguageModel (the run, or its folder, which memspan.save_run makes": lambda: (
+    "generate takes a Run or a path as run, not a LanguageModel: memspan.save_run(model": lambda: (
         call.generate(model(), "a")
     ),
     "generate takes a Run or a path as run, not 5": lambda: call.generate(5),

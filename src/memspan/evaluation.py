@@ -149,7 +149,7 @@ def evaluate(
     logged as a warning of the logger ``memspan``.
 
     Args:
-        run: the run, or its folder, which :func:`memspan.save_run` makes of any model.
+        run: the run, or its folder.
         corpus: a named corpus, file, folder or glob (None: the run's own).
         field: the field or column with the corpus's text, in JSON Lines, CSV, Parquet and data sets
             (None: as in training).

@@ -68,7 +68,7 @@ def generate(
     """Continue texts, as ``memspan generate`` does. :class:`Writer` gives them while they are written.
 
     Args:
-        run: the run, or its folder, which :func:`memspan.save_run` makes of any model.
+        run: the run, or its folder.
         prompt: the text to continue, or the pieces of a long one, or a list of texts, which are
             continued side by side, each as it would be alone (empty: a line break or, if the
             vocabulary has none, its first token).
