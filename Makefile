@@ -53,7 +53,8 @@ oldest: ## run what depends on libraries most with the oldest versions that pypr
 	.oldest-venv/bin/uv pip install --quiet --python .oldest-venv/bin/python \
 	    pytest pytest-xdist hypothesis beartype
 	.oldest-venv/bin/pytest -n 2 tests/data tests/distributed tests/models tests/runs tests/training \
-	    tests/integrations --deselect tests/integrations/test_pins.py $(ARGS)
+	    tests/integrations/test_model.py tests/integrations/test_export.py \
+	    tests/integrations/test_standard_scripts.py $(ARGS)
 
 journeys: .full-venv ## run every journey of a run, a verb and a text, as before a release (minutes)
 	.full-venv/bin/pytest -n 2 -m '' tests/journeys tests/integrations/test_travel.py $(ARGS)
