@@ -73,7 +73,7 @@ def small(arguments: list[str]) -> list[str]:
     if "--resume" in given:
         sizes = "--train.steps 4" if "--train.steps" in given else "--train.steps 3"
     elif verb == "train":
-        if not {"--import", "--preset"} & given:
+        if not {"--import", "--preset", "--init-from"} & given:
             sizes += MODEL if "lstm" in given else MODEL + ATTENTION
         if not {"--data.corpus", "--data.train", "--preset"} & given:
             sizes += "--data.corpus book.txt "
