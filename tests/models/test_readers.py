@@ -203,7 +203,6 @@ def test_readers_do_not_wait_for_the_device(name: str, monkeypatch: pytest.Monke
     """The values on device ``meta`` do not exist, so whatever waited for one would fail."""
     # It is no device of torch.autocast.
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)
     model = CASES[name].model()
     memory: Memory = model.initial_memory(ROWS)
     given, counts = memory.select([3, 0]), memory.counts()

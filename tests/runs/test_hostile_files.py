@@ -139,7 +139,7 @@ def test_counts_beyond_a_memorys_slots_are_refused(readers: Readers) -> None:
             said = reader(save(tensors | spoilt, header))
             assert f"{name} must be int64 [1], in 0 .. " in said
     twice = {n: torch.cat([t, t]) for n, t in tensors.items()}
-    assert "use a memory of this model" in reader(save(twice, header))
+    assert "the reader has 2 rows, and the tokens have 1" in reader(save(twice, header))
 
 
 def test_sizes_that_are_only_claimed_take_no_memory(readers: Readers) -> None:

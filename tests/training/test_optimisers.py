@@ -200,7 +200,7 @@ class Counting(torch.optim.SGD):
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        ("sgd", "must be a function that makes one from parameter groups, not str: for one"),
+        ("sgd", "train takes a function or None as optimiser, not 'sgd'"),
         (lambda groups: None, "must return a torch.optim.Optimizer, not NoneType"),
         (lambda groups: torch.optim.SGD([torch.zeros(1)]), "not the model's: make it from"),
         (

@@ -312,13 +312,16 @@ def claimed_folder(config: RunConfig[BackboneConfig]) -> Path:
 
 @contextlib.contextmanager
 def _removed_if_unused(folder: Path | None) -> Iterator[None]:
-    """Remove a folder that was made for a run, if that fails before anything is written."""
+    """Remove a folder that was made for a run, and a ``runs/`` that is empty then, if that fails before
+    anything is written."""
     try:
         yield
     except BaseException:
         if folder is not None:
+            # Folders that hold anything stay.
             with contextlib.suppress(OSError):
                 folder.rmdir()
+                folder.parent.rmdir()
         raise
 
 

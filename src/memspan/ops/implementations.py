@@ -61,6 +61,9 @@ def refuse_unknown_implementation(name: str | None, known: Collection[str]) -> N
 def without_autocast(like: Tensor) -> AbstractContextManager[object]:
     """A context in which autocast leaves operations of tensors such as ``like`` alone."""
     device = like.device.type
+    if device == "meta":
+        # Autocast does not know it.
+        return nullcontext()
     if torch.compiler.is_compiling() or torch.is_autocast_enabled(device):
         return torch.autocast(device, enabled=False)
     return nullcontext()
