@@ -90,13 +90,13 @@ def test_every_forbidden_import_is_reported(tmp_path: Path) -> None:
 MOST = {
     "feedback_recurrence": (14, 2199),
     "memspan.ops": (6, 899),
-    "TransformerXL": (17, 2749),
-    "Compressive": (18, 3249),
-    "": (16, 2699),
+    "TransformerXL": (13, 2249),
+    "Compressive": (14, 2699),
+    "": (13, 2199),
 }
-"""Modules and lines, of names with this in them: Feedback's two loops, other operations, and layers
-with the options that they are made of: relative attention, what compresses, and all others. One
-layer's attention once imported 34 modules and 4,798 lines."""
+"""Modules and lines, of names with this in them: Feedback's two loops, other operations, and layers:
+relative attention, what compresses, and all others, half of the 34 and 4,798 that one layer's
+attention once imported."""
 PROGRAM = """
 import sys
 from importlib import import_module

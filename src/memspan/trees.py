@@ -308,6 +308,16 @@ def a_weight(layer: Any) -> Tensor:
     return next(layer.parameters(), torch.empty(0, dtype=torch.float32))
 
 
+def check_config(module: object, config: object, kind: str) -> None:
+    """Refuse to make ``module`` of anything but options of this ``kind``: the name of their class,
+    which a layer that is taken home does not import."""
+    if kind not in (each.__name__ for each in type(config).__mro__):
+        raise MemspanError(
+            f"a {type(module).__name__} is made of options, such as {kind}(d_model=64), not of "
+            f"{reprlib.repr(config)}"
+        )
+
+
 def check_layer(layer: Any, x: Tensor, width: int, memory: L | None) -> L:
     """Refuse an ``x`` that is not ``[B, T, D]`` with ``D = width``, ``T >= 1``, on the layer's device
     and of its type, and a memory that is not the layer's, with as many rows. Returns the memory to read

@@ -129,16 +129,6 @@ def check_parts(vocab_size: object, backbone: object, embedding: object) -> None
         )
 
 
-def check_config(module: object, config: object, kind: type[BackboneConfig]) -> None:
-    """Refuse to make ``module`` of anything but options of this ``kind``."""
-    # A class has the names of its fields, too.
-    if isinstance(config, type) or not isinstance(config, kind):
-        raise MemspanError(
-            f"a {type(module).__name__} is made of options, such as {kind.__name__}(d_model=64), not "
-            f"of {reprlib.repr(config)}"
-        )
-
-
 @dataclass(frozen=True)
 class HeadsConfig(Options, BackboneConfig):
     """Options of a stack of layers with heads, which come first in each such architecture's."""

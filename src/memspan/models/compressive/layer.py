@@ -16,8 +16,6 @@ from torch.func import functional_call
 
 from memspan.errors import MemspanError
 from memspan.models.compressive import compression as ops
-from memspan.models.compressive.config import CompressiveConfig
-from memspan.models.options import check_config
 from memspan.models.relative.self_attention import (
     AttentionAlone,
     RelativeLayer,
@@ -25,9 +23,10 @@ from memspan.models.relative.self_attention import (
     newest,
 )
 from memspan.nn import in_use, known, where_in_use
-from memspan.trees import LayerMemory, check_layer
+from memspan.trees import LayerMemory, check_config, check_layer
 
 if TYPE_CHECKING:
+    from memspan.models.compressive.config import CompressiveConfig
     from memspan.models.compressive.model import CompressiveMemory
     from memspan.models.segments import Documents
 
@@ -237,7 +236,7 @@ class CompressiveAttention(AttentionAlone):
     config: CompressiveConfig
 
     def __init__(self, config: CompressiveConfig) -> None:
-        check_config(self, config, CompressiveConfig)
+        check_config(self, config, "CompressiveConfig")
         super().__init__(config)
         self.compression = None
         if config.compressed_length:
@@ -314,7 +313,7 @@ class CompressiveLayer(RelativeLayer):
     attention_type = CompressiveAttention
 
     def __init__(self, config: CompressiveConfig) -> None:
-        check_config(self, config, CompressiveConfig)
+        check_config(self, config, "CompressiveConfig")
         super().__init__(config)
 
     def initial_memory(self, batch_size: int) -> CompressiveLayerMemory:

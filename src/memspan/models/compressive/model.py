@@ -27,13 +27,13 @@ from memspan.models.compressive.layer import (
     frozen_keys_and_values,
     in_one_row,
 )
-from memspan.models.options import check_config
 from memspan.models.packing import schema_of
 from memspan.models.protocol import AttentionWeights, BackboneReader
 from memspan.models.relative.backbone import PARTS, RelativeBackbone
 from memspan.models.relative.self_attention import AttentionPass, RelativeLayer, newest
 from memspan.models.segments import Documents, count_after, padding_mask
 from memspan.nn import in_use, known, where_in_use
+from memspan.trees import check_config
 
 COMPRESSIVE_PARTS = rf"""{PARTS}
     | layers.\d+.compression(.(decoder_)?(weight|bias))?
@@ -141,7 +141,7 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
     config: CompressiveConfig
 
     def __init__(self, config: CompressiveConfig) -> None:
-        check_config(self, config, CompressiveConfig)
+        check_config(self, config, "CompressiveConfig")
         super().__init__(config, (StackedLayer(config) for _ in range(config.n_layers)))
         for layer in self.stack():
             if layer.compression is not None:

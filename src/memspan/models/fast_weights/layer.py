@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memspan.errors import MemspanError
-from memspan.models.fast_weights.config import FastWeightsConfig
-from memspan.models.options import check_config
 from memspan.nn import FeedForward, dropout_layer, known
 from memspan.ops.fast_weights.feature_maps import (
     DPFP,
@@ -28,7 +26,10 @@ from memspan.ops.fast_weights.feature_maps import (
     sum_to_one,
 )
 from memspan.ops.fast_weights.rules import Chunking, delta_rule, outer_product_rule, sum_rule
-from memspan.trees import LayerMemory, a_weight, check_layer
+from memspan.trees import LayerMemory, a_weight, check_config, check_layer
+
+if TYPE_CHECKING:
+    from memspan.models.fast_weights.config import FastWeightsConfig
 
 
 @dataclass(frozen=True, repr=False)
@@ -53,7 +54,7 @@ class FastWeightsAttention(nn.Module):
     projection: Tensor
 
     def __init__(self, config: FastWeightsConfig) -> None:
-        check_config(self, config, FastWeightsConfig)
+        check_config(self, config, "FastWeightsConfig")
         super().__init__()
         self.config = config
         self.n_heads = config.n_heads
@@ -258,7 +259,7 @@ class FastWeightsLayer(nn.Module):
     """
 
     def __init__(self, config: FastWeightsConfig) -> None:
-        check_config(self, config, FastWeightsConfig)
+        check_config(self, config, "FastWeightsConfig")
         super().__init__()
         self.attention = FastWeightsAttention(config)
         self.feed_forward = FeedForward(

@@ -26,13 +26,13 @@ from memspan.models.fast_weights.layer import (
 )
 from memspan.models.initialisation import initialise
 from memspan.models.inputs import listed
-from memspan.models.options import check_config
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import STACK, schema_of
 from memspan.models.protocol import Backbone, BackboneReader, WriteRetention
 from memspan.nn import dropout_layer, known, sinusoids
 from memspan.ops.fast_weights import compiled as delta_rule_loop
 from memspan.ops.fast_weights.rules import IMPLEMENTATIONS
+from memspan.trees import check_config
 
 FACTORS = {"query-key": 0.2, "value": 0.2, "beta": 0.2}
 """Initialisation of the parameters that write and read, where it differs from other architectures'.
@@ -78,7 +78,7 @@ class FastWeights(Backbone[FastWeightsMemory]):
     config: FastWeightsConfig
 
     def __init__(self, config: FastWeightsConfig) -> None:
-        check_config(self, config, FastWeightsConfig)
+        check_config(self, config, "FastWeightsConfig")
         super().__init__(config)
         self.dropout = dropout_layer(config.dropout)
         self.layers = nn.ModuleList(FastWeightsLayer(config) for _ in range(config.n_layers))

@@ -22,7 +22,6 @@ from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.initialisation import initialise
-from memspan.models.options import check_config
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import STACK, schema_of
 from memspan.models.protocol import AttentionWeights, Backbone, BackboneReader
@@ -34,6 +33,7 @@ from memspan.ops.feedback.buffers import FoldedWeights
 from memspan.ops.feedback.dropout import NO_DROPOUT, Dropout, draw, drop
 from memspan.ops.feedback.recurrence import IMPLEMENTATIONS, feedback_recurrence
 from memspan.ops.implementations import refuse_unknown_implementation
+from memspan.trees import check_config
 
 PARTS = rf"""{STACK} | layer_weights | key.\d+.weight | value.\d+.(weight|bias)
     | memory_norm(.weight|.bias)? | layers.\d+.(query.weight | output.(weight|bias))
@@ -147,7 +147,7 @@ class Feedback(Backbone[FeedbackMemory]):
     tables = ("position_keys", "position_scores")
 
     def __init__(self, config: FeedbackConfig) -> None:
-        check_config(self, config, FeedbackConfig)
+        check_config(self, config, "FeedbackConfig")
         super().__init__(config)
         inner = config.n_heads * config.head_width
         groups = 1 if config.projections == "shared" else config.n_layers

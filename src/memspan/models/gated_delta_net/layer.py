@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from memspan.models.gated_delta_net.config import GatedDeltaNetConfig
-from memspan.models.options import check_config
 from memspan.nn import FeedForward, dropout_layer, known
 from memspan.ops.convolution import short_convolution
 from memspan.ops.fast_weights.rules import Chunking, delta_rule
-from memspan.trees import LayerMemory, check_layer
+from memspan.trees import LayerMemory, check_config, check_layer
+
+if TYPE_CHECKING:
+    from memspan.models.gated_delta_net.config import GatedDeltaNetConfig
 
 EPSILON = 1e-6
 """Inside the roots that normalise queries, keys and outputs."""
@@ -48,7 +50,7 @@ class GatedDeltaRule(nn.Module):
     """
 
     def __init__(self, config: GatedDeltaNetConfig) -> None:
-        check_config(self, config, GatedDeltaNetConfig)
+        check_config(self, config, "GatedDeltaNetConfig")
         super().__init__()
         self.config = config
         d, heads = config.d_model, config.value_heads
@@ -150,7 +152,7 @@ class GatedDeltaNetLayer(nn.Module):
     """
 
     def __init__(self, config: GatedDeltaNetConfig) -> None:
-        check_config(self, config, GatedDeltaNetConfig)
+        check_config(self, config, "GatedDeltaNetConfig")
         super().__init__()
         self.mixer = GatedDeltaRule(config)
         self.feed_forward = FeedForward(

@@ -21,13 +21,13 @@ from memspan.models.gated_delta_net.layer import (
     row_sizes,
 )
 from memspan.models.initialisation import initialise
-from memspan.models.options import check_config
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import STACK, schema_of
 from memspan.models.protocol import Backbone, BackboneReader
 from memspan.nn import dropout_layer, known
 from memspan.ops.fast_weights import compiled as delta_rule_loop
 from memspan.ops.fast_weights.rules import IMPLEMENTATIONS
+from memspan.trees import check_config
 
 PARTS = rf"""{STACK} | layers.\d+.mixer.(convolution | A_log | dt_bias)
     | layers.\d+.mixer.(query|key|value|output_gate|beta|step|norm|output).weight
@@ -65,7 +65,7 @@ class GatedDeltaNet(Backbone[GatedDeltaNetMemory]):
     config: GatedDeltaNetConfig
 
     def __init__(self, config: GatedDeltaNetConfig) -> None:
-        check_config(self, config, GatedDeltaNetConfig)
+        check_config(self, config, "GatedDeltaNetConfig")
         super().__init__(config)
         self.dropout = dropout_layer(config.dropout)
         self.layers = nn.ModuleList(GatedDeltaNetLayer(config) for _ in range(config.n_layers))

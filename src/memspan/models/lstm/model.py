@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from memspan.memory import Memory
 from memspan.models.initialisation import initialise
 from memspan.models.lstm.config import LSTMConfig
-from memspan.models.options import check_config
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import Watch, schema_of
 from memspan.models.protocol import Backbone, PassReader
 from memspan.nn import dropout_layer, known
+from memspan.trees import check_config
 
 PARAMETERS = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
 """Each layer's ``W_i``, ``W_h`` and their biases, for the gates i, f, g, o."""
@@ -39,7 +39,7 @@ class LSTM(Backbone[LSTMMemory]):
     config: LSTMConfig
 
     def __init__(self, config: LSTMConfig) -> None:
-        check_config(self, config, LSTMConfig)
+        check_config(self, config, "LSTMConfig")
         super().__init__(config)
         self.dropout = dropout_layer(config.dropout)
         d = config.d_model

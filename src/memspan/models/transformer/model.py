@@ -18,7 +18,6 @@ from memspan.files.tensors import read_header
 from memspan.memory import Memory
 from memspan.models.initialisation import initialise
 from memspan.models.inputs import check_memory
-from memspan.models.options import check_config
 from memspan.models.output import BackboneOutput
 from memspan.models.protocol import Backbone, BackboneReader
 from memspan.models.relative.self_attention import newest
@@ -28,6 +27,7 @@ from memspan.models.transformer.config import TransformerConfig
 from memspan.nn import FeedForward, attention, dropout_layer, in_use, sinusoids, where_in_use
 from memspan.ops.first_derivatives import sdpa
 from memspan.ops.implementations import refuse_unknown_implementation
+from memspan.trees import check_config
 
 
 class TransformerLayer(nn.Module):
@@ -93,7 +93,7 @@ class Transformer(Backbone[Memory]):
     config: TransformerConfig
 
     def __init__(self, config: TransformerConfig) -> None:
-        check_config(self, config, TransformerConfig)
+        check_config(self, config, "TransformerConfig")
         super().__init__(config)
         self.dropout = dropout_layer(config.dropout)
         self.layers = nn.ModuleList(TransformerLayer(config) for _ in range(config.n_layers))

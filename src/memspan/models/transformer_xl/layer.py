@@ -7,14 +7,16 @@ biases, position codes and mask the stack has for all of them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from memspan.models.options import check_config
 from memspan.models.relative.self_attention import AttentionAlone, RelativeLayer, newest
-from memspan.models.transformer_xl.config import TransformerXLConfig
-from memspan.trees import LayerMemory, check_layer
+from memspan.trees import LayerMemory, check_config, check_layer
+
+if TYPE_CHECKING:
+    from memspan.models.transformer_xl.config import TransformerXLConfig
 
 
 @dataclass(frozen=True, repr=False)
@@ -38,7 +40,7 @@ class TransformerXLAttention(AttentionAlone):
     config: TransformerXLConfig
 
     def __init__(self, config: TransformerXLConfig) -> None:
-        check_config(self, config, TransformerXLConfig)
+        check_config(self, config, "TransformerXLConfig")
         super().__init__(config)
 
     def initial_memory(self, batch_size: int) -> TransformerXLLayerMemory:
@@ -85,7 +87,7 @@ class TransformerXLLayer(RelativeLayer):
     attention_type = TransformerXLAttention
 
     def __init__(self, config: TransformerXLConfig) -> None:
-        check_config(self, config, TransformerXLConfig)
+        check_config(self, config, "TransformerXLConfig")
         super().__init__(config, config.norm_epsilon)
 
     def initial_memory(self, batch_size: int) -> TransformerXLLayerMemory:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from memspan.memory import Memory
-from memspan.models.options import check_config
 from memspan.models.packing import schema_of
 from memspan.models.protocol import AttentionWeights
 from memspan.models.relative.backbone import PARTS, RelativeBackbone
@@ -22,6 +21,7 @@ from memspan.models.relative.self_attention import AttentionPass, RelativeLayer,
 from memspan.models.segments import count_after
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.nn import known, where_in_use
+from memspan.trees import check_config
 
 LONGEST_PIECE = 512
 """Tokens of a longer segment that are read at once with a fixed span."""
@@ -55,7 +55,7 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
     config: TransformerXLConfig
 
     def __init__(self, config: TransformerXLConfig) -> None:
-        check_config(self, config, TransformerXLConfig)
+        check_config(self, config, "TransformerXLConfig")
         epsilon = config.norm_epsilon
         layers = (RelativeLayer(config, epsilon) for _ in range(config.n_layers))
         super().__init__(config, layers, epsilon)
