@@ -90,7 +90,7 @@ def left(name: str) -> list[list[int]]:
 
 @torch.no_grad()
 def decays(name: str) -> list[int]:
-    """How much of the same matrix each token leaves before it writes, in percent."""
+    """Share of the same matrix that each token leaves before it writes, in percent."""
     torch.manual_seed(3)
     model: Any = MODELS[name].build().double().eval()
     mixer, steps = next(model.stack()).mixer, []
@@ -179,7 +179,7 @@ def of_slots(title: str, groups: list[tuple[str, str, list[list[Slots]]]]) -> st
 
 
 def of_matrix(title: str, shares: list[list[int]], alphas: list[int] | None = None) -> str:
-    """How much is left of each token in a matrix, after each segment; ``alphas``: how much of all that
+    """Share left of each token in a matrix, after each segment; ``alphas``: how much of all that
     was there each token leaves."""
     parts, told, y = [], [], 6.0
     for segment, row in enumerate(shares, 1):

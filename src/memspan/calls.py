@@ -198,7 +198,7 @@ def _refuse_missing(
 def _instead(
     name: str, function: Callable[..., Any], own: Mapping[str, inspect.Parameter]
 ) -> str | None:
-    """How to write an option that the function does not have by this name (None: the function takes
+    """Spell an option that the function does not have by this name (None: the function takes
     options of any name, and decides itself)."""
     names = [each for each in own if each != "self"]
     if SYNONYMS.get(name) in names:

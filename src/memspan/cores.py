@@ -27,7 +27,7 @@ def cores() -> int:
 
 
 class OtherPrograms:
-    """How many cores other programs have used since this was made, or since it was last asked."""
+    """Cores that other programs have used since this was made, or since it was last asked."""
 
     def __init__(self) -> None:
         self._before = _clocks()

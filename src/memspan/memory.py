@@ -193,7 +193,7 @@ def _batch(memories: Any, **_: Any) -> Any:
 
 
 default_collate_fn_map[LayerMemory] = _batch
-"""How ``torch.utils.data.default_collate``, and with it a ``DataLoader``, makes a batch of memories."""
+"""Batches of memories by ``torch.utils.data.default_collate``, and with it by a ``DataLoader``."""
 
 
 @dataclasses.dataclass(frozen=True)

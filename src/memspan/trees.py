@@ -281,7 +281,7 @@ add_safe_globals([_unpickled])
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have the same values, type, size and device; without values, are the same."""
+    """True if two tensors have the same values, type, size and device; without values, are the same."""
     if (one.dtype, one.shape, one.device) != (other.dtype, other.shape, other.device):
         return False
     return one is other if one.is_meta else torch.equal(one, other)

@@ -128,7 +128,7 @@ def test_a_file_that_is_named_is_taken_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_pattern_enters_each_folder_once(tmp_path: Path) -> None:
-    """Whatever links lead back to it; and a file is read once, whatever links lead to it."""
+    """Links may lead back to a folder; a file is read once, whatever links lead to it."""
     (tmp_path / "a").mkdir()
     (tmp_path / "a/x.txt").write_text("one. " * 40)
     (tmp_path / "a/.hidden.txt").write_text("two. " * 40)

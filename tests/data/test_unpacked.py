@@ -280,7 +280,7 @@ def test_a_zip_of_several_files_is_refused() -> None:
 @pytest.mark.parametrize("suffix", [".txt", ".ends"])
 @pytest.mark.parametrize("damage", ["a byte", "cut", "empty", "longer", "another's"])
 def test_a_damaged_cache_is_made_anew(name: str, suffix: str, damage: str) -> None:
-    """Whatever was read from it before would be trained on in silence."""
+    """A damaged cache was trained on in silence."""
     contents = {"t.jsonl": LINES, "t.gz": NIGHT, "t.csv": b"text\nfirst\nsecond\n"}
     _write(name, contents[name])
     before = _documents(name)

@@ -19,7 +19,7 @@ import tiny_runs
 
 SOURCES = Path(memspan.__file__).parent
 NOT_RUN = {"from_run", "MemspanCache", "MemspanLM", "resize_embeddings"}
-"""Of integrations: they upload, or need another library."""
+"""Examples of integrations: they upload, or need another library."""
 
 
 def examples() -> Iterator[Any]:
@@ -37,7 +37,7 @@ def examples() -> Iterator[Any]:
 
 @pytest.fixture
 def names(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the examples take for granted: a run of a book, its model and a memory of it."""
+    """Names that the examples take for granted: a run of a book, its model and a memory of it."""
     Path("text.txt").write_text(tiny_runs.TEXT)
     for name in ("book.txt", "other-book.txt"):
         shutil.copyfile("text.txt", name)

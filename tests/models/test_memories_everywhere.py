@@ -228,7 +228,7 @@ def test_memories_are_equal_by_value(name: str) -> None:
 
 @each
 def test_rows_are_pickled_without_the_others(name: str) -> None:
-    """Of a batch of sessions, each is sent as large as it is."""
+    """Each session of a batch is sent as large as it is."""
     memory = CASES[name].shared_model()(text(64, 3)).memory.detach()
     one = memory[3]
     for written in (pickle.dumps, _by_torch_in_bytes):

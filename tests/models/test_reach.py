@@ -1,4 +1,4 @@
-"""How far back a stack sees, as the pages say it: by formula, and by brute force."""
+"""The reach of a stack, as the pages say it: by formula, and by brute force."""
 
 from __future__ import annotations
 

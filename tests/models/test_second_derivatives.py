@@ -32,7 +32,7 @@ def hessian_vector(y: Tensor, wanted: list[Tensor]) -> Any:
 
 
 def penalty(y: Tensor, wanted: list[Tensor]) -> Any:
-    """Of a loss that is not linear in the output, and the loss itself."""
+    """Gradients of a loss that is not linear in the output, and the loss itself."""
     loss = y.sin().sum()
     first = torch.autograd.grad(loss, wanted, create_graph=True, materialize_grads=True)
     total = loss + sum(g.square().sum() for g in first)
@@ -40,7 +40,7 @@ def penalty(y: Tensor, wanted: list[Tensor]) -> Any:
 
 
 def linear(y: Tensor, wanted: list[Tensor]) -> Any:
-    """Of a loss whose gradient by the output is constant."""
+    """Gradients of a loss whose gradient by the output is constant."""
     loss = (y * torch.linspace(-1, 1, y.numel()).view_as(y)).sum()
     first = torch.autograd.grad(loss, wanted, create_graph=True, materialize_grads=True)
     total = loss + sum(g.square().sum() for g in first)
@@ -222,7 +222,7 @@ def test_second_derivatives_of_a_layer(kind: str, whole: bool) -> None:
 
 
 def test_functional_hessians() -> None:
-    """Of the delta rule they were zero."""
+    """Second derivatives of the delta rule were zero."""
     torch.manual_seed(0)
     leaves = rule() | strengths()
     x = leaves.pop("k")

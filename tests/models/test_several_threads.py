@@ -20,7 +20,7 @@ from memspan.models import LanguageModel
 
 
 def elsewhere(function: Callable[[], Any]) -> BaseException | None:
-    """What ``function`` raises in another thread."""
+    """The error that ``function`` raises in another thread."""
     raised: list[BaseException | None] = []
 
     def run() -> None:

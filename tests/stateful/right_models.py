@@ -16,9 +16,9 @@ from memspan.stateful.protocol import Claims, Inputs
 from memspan.stateful.recurrent import Function, Recurrent
 
 RIGHT: dict[str, Callable[[], Any]] = {}
-"""What makes each, by name."""
+"""Functions that make each, by name."""
 LOW: dict[str, Callable[[torch.dtype], Any]] = {}
-"""What makes some in a type of two bytes."""
+"""Functions that make some in a type of two bytes."""
 CHUNK = 8
 
 

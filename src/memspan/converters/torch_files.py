@@ -391,7 +391,7 @@ def _refuse_repetitions(value: object) -> None:
 
 
 def _inner(holder: object) -> Sequence[object]:
-    """What a value holds."""
+    """The parts of a value."""
     if isinstance(holder, Inert):
         return [holder.state]
     if isinstance(holder, dict):

@@ -34,23 +34,23 @@ def name_inside(path: Path) -> str:
 
 
 def is_compressed(path: Path) -> bool:
-    """Whether its name says that it is compressed, and holds one text."""
+    """True if its name says that it is compressed, and holds one text."""
     return path.name.lower().endswith((*OPENED,)) and not is_archive(path)
 
 
 def is_archive(path: Path) -> bool:
-    """Whether its name says that it holds several files."""
+    """True if its name says that it holds several files."""
     return name_inside(path).endswith(ARCHIVES)
 
 
 def is_damage(error: Exception) -> bool:
-    """Whether it is an error of reading what is cut short or damaged."""
+    """True if it is an error of reading what is cut short or damaged."""
     # That of Zstandard is of a module that may be missing.
     return isinstance(error, DAMAGED) or type(error).__name__ == "ZstdError"
 
 
 def opened(path: Path) -> IO[bytes]:
-    """What a file holds, to be read: itself, or what is compressed in it.
+    """Open a file, or the text that is compressed in it.
 
     Raises:
         MemspanError: a package is missing; a ``.zip`` holds several files, or is encrypted.
@@ -103,4 +103,4 @@ OPENED: dict[str, Callable[[Path, str], Any]] = {
     ".zst": _zstandard,
     ".zip": _zip,
 }
-"""How to open a file by the end of its name."""
+"""Functions that open a file, by the end of its name."""

@@ -43,7 +43,7 @@ class Corpus:
 
     @property
     def holds_ids(self) -> bool:
-        """Whether any of it are token ids in place of text."""
+        """True if any of it are token ids in place of text."""
         return any(text.unit > 1 for documents in self.splits.values() for text in documents)
 
 
@@ -59,7 +59,7 @@ class _File:
 
 @dataclass
 class _Reading:
-    """How a text is read, and what there is to say about it."""
+    """The way a text is read, and remarks about it."""
 
     field: str
     whole: bool

@@ -32,7 +32,7 @@ COMMON = (
 )
 """Encodings, characters that are common in their texts, and the least share of these beyond ASCII."""
 MIXED = ("CP932", "EUC-JP", "GB18030", "BIG5")
-"""Those whose texts may have more letters of ASCII than others."""
+"""Encodings whose texts may have more letters of ASCII than others."""
 UNKNOWN = "another encoding"
 """A text that is not UTF-8, nor surely of one of :data:`COMMON`."""
 FOREIGN = (
@@ -53,7 +53,7 @@ FOREIGN = (
     (b"ARROW1\0\0", "an Arrow file", "save it as Parquet"),
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file", "save its texts as JSON Lines"),
 )
-"""How a file begins, what it is, and what to do."""
+"""First bytes of a file, its kind, and the remedy."""
 
 
 def encoding_of(start: bytes) -> str | None:
@@ -81,7 +81,7 @@ def encoding_of(start: bytes) -> str | None:
 
 
 def is_text(start: bytes) -> bool:
-    """Whether a file may be text, in an encoding other than UTF-16 and UTF-32, by its first bytes."""
+    """Tell by its first bytes if a file may be text, in an encoding other than UTF-16 and UTF-32."""
     # No text has other control characters, whatever its encoding.
     return not (set(range(32)) - set(b"\t\n\r\f\x1b")) & set(start)
 
@@ -115,7 +115,7 @@ def encoding_hint(what: str, start: bytes) -> str | None:
 
 
 def described(what: str, encoding: str, start: bytes) -> tuple[str, str]:
-    """What a text is, and how to convert it, for a line."""
+    """Name a text's encoding, and the command that converts it, for a line."""
     if encoding == UNKNOWN:
         return f"{what} is not UTF-8", "convert it (iconv -f ENCODING -t UTF-8 FILE)"
     read = codecs.getincrementaldecoder(encoding)(errors="replace").decode(start)

@@ -131,7 +131,7 @@ def missing_field(
 
 
 def holds_records(path: Path) -> bool:
-    """Whether a file has one document per record, by its name; see :data:`RECORDS`."""
+    """True if a file has one document per record, by its name; see :data:`RECORDS`."""
     return suffix_of(path) in RECORDS
 
 

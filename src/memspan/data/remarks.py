@@ -32,7 +32,7 @@ def remarks_on_files(texts: Iterable[Text]) -> list[str]:
 
 
 def _remarks(text: Text) -> dict[str, str]:
-    """What there is to say about a file, by kind."""
+    """Remarks about a file, by kind."""
     start = text.part(0, START).read()
     bad = 0 if b"\0" in start else first_bad_byte(text)
     if bad is not None:

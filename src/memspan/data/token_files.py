@@ -40,7 +40,7 @@ class TokenFile:
     altered: bool = False
     """Whether decoding does not restore the text, see :meth:`Tokenizer.alters`."""
     respaced: bool = False
-    """Whether the space between its words is not restored, see :meth:`Tokenizer.respaces`."""
+    """True if the space between its words is not restored, see :meth:`Tokenizer.respaces`."""
 
 
 def write_tokens(

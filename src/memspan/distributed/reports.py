@@ -1,4 +1,4 @@
-"""Whether a launcher started this process, and one report of a failure for all its processes. No
+"""Launched processes: is this one, and one report of a failure for all of them. No
 torch here: the command line's help must not wait for it."""
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ def cache_folder() -> Path:
 
 
 def _is_cached(path: Path) -> bool:
-    """Whether a file is in the cache."""
+    """True if a file is in the cache."""
     with contextlib.suppress(MemspanError):
         return path.absolute().is_relative_to(cache_folder().absolute())
     return False

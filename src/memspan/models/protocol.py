@@ -303,8 +303,8 @@ class Backbone(nn.Module, Generic[M]):
         return None
 
     def load_memory(self, path: Path | IO[bytes], fingerprint: str, like: Memory) -> Memory:
-        """What ``memory.save(path, fingerprint)`` wrote; ``like``: an empty memory of this backbone,
-        without rows where the file may have any number."""
+        """Load a file of ``memory.save(path, fingerprint)``. ``like``: an empty memory of this
+        backbone, without rows where the file may have any number."""
         return type(like).load(path, fingerprint, like=like)
 
     def context(self, segment_length: int, **options: Any) -> tuple[int, int] | None:

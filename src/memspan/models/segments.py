@@ -246,9 +246,9 @@ class _Piece(NamedTuple):
     """Its place among all tokens of all rows."""
     length: int
     begins: bool
-    """Whether the document begins here; else it goes on from the row's memory."""
+    """True if the document begins here; else it goes on from the row's memory."""
     is_last: bool
-    """Whether no other follows in the row."""
+    """True if no other follows in the row."""
 
     def after(self, size: int) -> _Piece:
         """When so many tokens have been read."""
@@ -256,8 +256,8 @@ class _Piece(NamedTuple):
 
 
 def _pieces(begins: Tensor, real: Tensor) -> list[_Piece]:
-    """Those of all rows. ``begins``, bool ``[B, T]``, marks the first tokens of documents, ``real`` all
-    that is not padding."""
+    """Pieces of all rows. ``begins``, bool ``[B, T]``, marks the first tokens of documents, ``real``
+    all that is not padding."""
     n_tokens = real.shape[1]
     found = []
     for row, (starts, own) in enumerate(zip(begins, real, strict=True)):
@@ -274,7 +274,7 @@ def _pieces(begins: Tensor, real: Tensor) -> list[_Piece]:
 
 
 def _sizes(lengths: list[int]) -> list[int]:
-    """How many tokens to read at a time of all pieces that have as many left, until none has any.
+    """Numbers of tokens to read at a time of all pieces that have as many left, until none has any.
 
     The differences between the lengths, or where those are too many, powers of two.
     """

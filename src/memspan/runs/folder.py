@@ -116,7 +116,7 @@ BOUND = ("config.toml", "tokenizer.json")
 MISSING = "missing"
 """In place of a file's checksum."""
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
-"""What the system says of a folder that is not there any more."""
+"""Errors of a folder that is not there any more."""
 
 
 def checksum(path: Path) -> str:

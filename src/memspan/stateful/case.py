@@ -211,7 +211,7 @@ class Reading:
 
 
 def called(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a model's function returns; what it raises to end the program is an error of its own."""
+    """Call a model's function; what it raises to end the program is an error of its own."""
     try:
         return function(*arguments)
     except (SystemExit, GeneratorExit) as error:
@@ -219,7 +219,7 @@ def called(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 ITSELF = "its module is a part of itself: let module be a property that returns self"
-"""What is said of an ``nn.Module`` with ``self.module = self``."""
+"""Refusal of an ``nn.Module`` with ``self.module = self``."""
 
 
 def device_of(model: Stateful[Any]) -> torch.device:

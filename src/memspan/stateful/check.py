@@ -101,9 +101,9 @@ class Report:
     seconds: float
     versions: Mapping[str, str]
     notes: tuple[str, ...] = ()
-    """What else a reader should know, in sentences."""
+    """Remarks for a reader of the report, in sentences."""
     tried: bool = True
-    """Whether any law could be tried: no, if the model cannot be read, or its state has no effect."""
+    """False if no law could be tried: the model cannot be read, or its state has no effect."""
 
     @property
     def broken(self) -> tuple[Finding, ...]:
@@ -263,7 +263,7 @@ class _Bench:
         self._first: tuple[Case, Tensor] | None = None
         """The first reading of all."""
         self._past: list[str] = []
-        """What was seen once, after other calls, and not of a model that had read nothing."""
+        """Report a difference seen after other calls, and not in a model that had read nothing."""
 
     def findings(self, names: list[str]) -> tuple[Finding, ...]:
         error = self._fit()
@@ -385,7 +385,7 @@ class _Bench:
         return Finding(law.name, outcome, detail, worst.difference, worst.reference.floor)
 
     def _confirmed(self, law: Law, case: Case) -> bool:
-        """Whether other inputs break the law, too: where numbers are coarse, some may by chance."""
+        """True if other inputs break the law, too: where numbers are coarse, some may by chance."""
         for draw in CONFIRMING:
             try:
                 if not self._judge(law, replace(case, draw=draw), power=False).broken:
@@ -473,7 +473,7 @@ class _Bench:
 
     @torch.no_grad()
     def _wrong(self, case: Case, cut: int) -> dict[str, float]:
-        """How far outputs after ``cut`` tokens are off with states that are wrong, by what they are."""
+        """Differences of outputs after ``cut`` tokens with states that are wrong, by their kind."""
         reading = self._reading(Case(case.rows, (cut, case.tokens - cut), draw=case.draw))
         x = reading.x.value
         others = x.roll(1, 0) if case.rows > 1 else reading.other.value[:1]
@@ -527,7 +527,7 @@ class _Bench:
         return Finding(law.name, "broken", detail, judged.difference, judged.reference.floor, text)
 
     def _again(self, law: Law, case: Case, within: Reference) -> bool:
-        """Whether a case breaks the law again, in a model that has read nothing if that can be had."""
+        """True if a case breaks the law again, in a model that has read nothing if that can be had."""
         for _ in range(4 if law.name == "repeatable" else 1):
             try:
                 judged, _ = self._compared(law, case, within, self._fresh())

@@ -25,7 +25,7 @@ class NoEffect:
 
     detail: str
     stateless: bool
-    """Whether it does not even return a state that depends on what was read."""
+    """True if it does not even return a state that depends on what was read."""
 
     def __str__(self) -> str:
         return self.detail
@@ -74,7 +74,7 @@ def without_effect(model: Stateful[Any], tokens: int = 24, seed: int = 0) -> NoE
 
 
 def _same(one: list[Any], other: list[Any]) -> bool:
-    """Whether two states hold the same, as far as that is seen."""
+    """True if two states hold the same, as far as that is seen."""
     if len(one) != len(other):
         return False
     for a, b in zip(one, other, strict=True):

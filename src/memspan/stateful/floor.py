@@ -28,7 +28,7 @@ COARSE_POWER = 1
 """In place of :data:`POWER`, likewise, and in one case of a law at least."""
 
 IdleBits = Mapping[torch.dtype, int]
-"""How many of the last bits of weights and outputs do not count, by type."""
+"""Numbers of last bits of weights and outputs that do not count, by type."""
 _FRACTIONS = {torch.bfloat16: 7, torch.float16: 10}
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "convolution")
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -42,7 +42,7 @@ class Reference:
     floor: float
     """The floor, relative to the deviation."""
     coarse: bool = False
-    """Whether weights, or products as under autocast, have two bytes."""
+    """True if weights, or products as under autocast, have two bytes."""
 
     @property
     def threshold(self) -> float:
@@ -100,7 +100,7 @@ def exact(outputs: Tensor) -> Reference:
 
 
 def idle_bits(compute: Callable[[], Tensor], module: nn.Module, seed: int) -> IdleBits:
-    """How many of the weights' last bits do not count, because the model computes in a shorter type:
+    """Number of the weights' last bits that do not count, as the model computes in a shorter type:
     products of two bytes, as under autocast, are seen; where part of a float64 model is of float32,
     larger perturbations change outputs in proportion, unless they are rounded inside."""
     products: Any = _Products()  # type: ignore[no-untyped-call]

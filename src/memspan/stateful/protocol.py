@@ -78,7 +78,7 @@ class Claims:
 
     @property
     def anywhere(self) -> bool:
-        """Whether a text may be cut anywhere."""
+        """True if a text may be cut anywhere."""
         return self.cuts == 1
 
 
@@ -203,7 +203,7 @@ def leaves_of(state: Any) -> list[Any]:
 
 
 def parts_of(part: Any) -> list[Any] | None:
-    """What a container or an object holds (None: it is a leaf)."""
+    """The parts of a container or an object (None: it is a leaf)."""
     if isinstance(part, FunctionType | MethodType | partial):
         # Its attributes are not what it works on.
         return None

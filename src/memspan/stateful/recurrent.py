@@ -148,7 +148,7 @@ class Function:
     batch_dimension: int = 0
     """Dimension of rows in the state's tensors: 1 where time or layers come first."""
     _unknown: str = field(default="", init=False, repr=False, compare=False)
-    """What of its state cannot be copied here, once that has been seen."""
+    """The part of its state that cannot be copied here, once that has been seen."""
     _rows: str = field(default="", init=False, repr=False, compare=False)
     """Why :meth:`select` cannot tell its rows apart, once that has been seen: a length may be the
     number of rows by chance."""

@@ -1,4 +1,4 @@
-"""What an optimiser keeps where checkpoints do not look for it: attributes, and groups' other entries.
+"""State of an optimiser that checkpoints do not look for: attributes, and groups' other entries.
 
 A run could not go on from there bit for bit, so what changes in a step is refused.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 NUMBERS = (bool, int, float)
 """Types that checkpoints hold of a group."""
 DEEPEST = 8
-"""How far values in values are followed."""
+"""Depth to which values in values are followed."""
 OF_TORCH = frozenset(vars(torch.optim.SGD([torch.zeros(1)])))
 """Attributes that torch gives every optimiser."""
 
@@ -80,7 +80,7 @@ def _digest(value: object, seen: set[int]) -> str:
 
 
 def _parts(value: Any, seen: set[int], depth: int) -> Iterator[bytes]:
-    """What a value consists of, as bytes; of an object, its attributes."""
+    """The content of a value, as bytes; of an object, its attributes."""
     if isinstance(value, str | bytes | int | float | complex | None):
         yield f"{type(value).__name__} {value!r};".encode()
         return

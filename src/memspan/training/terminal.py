@@ -27,7 +27,7 @@ ESTIMATE_UPDATES = 100
 STOPPING = [signal.SIGINT, signal.SIGTERM]
 """Signals that stop training, with a checkpoint."""
 IF_UNUSED: list[signal.Signals] = []
-"""Those that stop it unless the program has a use of its own for them: schedulers send them to jobs
+"""Signals that stop it unless the program has a use of its own for them: schedulers send them to jobs
 before they end them."""
 if os.name == "posix":
     STOPPING.append(signal.SIGHUP)

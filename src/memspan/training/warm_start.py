@@ -31,7 +31,7 @@ class WarmStart:
     rows: int = 0
     """Tokens of the vocabulary, if it is another than the source's."""
     new_rows: int = 0
-    """Those of them that the source does not have."""
+    """Tokens that the source does not have."""
 
     def summary(self) -> str:
         """A few lines for people; layers of one kind are named once."""

@@ -48,7 +48,7 @@ class Tokenizer(ABC):
     """Its name in :data:`KINDS`."""
 
     spaced: ClassVar[bool] = False
-    """Whether decoding puts a space between tokens."""
+    """True if decoding puts a space between tokens."""
 
     unknown: int | None = None
     """The id of everything that the vocabulary lacks; None if it covers every text."""
@@ -100,7 +100,7 @@ class Tokenizer(ABC):
         return False
 
     def respaces(self, text: bytes) -> bool:
-        """Whether decoding restores the text's words, but not the space between them."""
+        """True if decoding restores the text's words, but not the space between them."""
         return False
 
     @abstractmethod
@@ -111,7 +111,7 @@ class Tokenizer(ABC):
         """
 
     def tokens(self) -> Sequence[str | int]:
-        """What each id stands for, by id: equal entries of two tokenisers of a kind mean the same."""
+        """Meanings of all ids, in order: equal entries of two tokenisers of a kind mean the same."""
         return list(range(self.vocab_size))
 
     @property

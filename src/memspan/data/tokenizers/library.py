@@ -105,7 +105,7 @@ class LibraryTokenizer(Tokenizer):
 
     @cached_property
     def _may_be_cut(self) -> bool:
-        """Whether a text may be cut at spaces, as far as :data:`PROBE` tells."""
+        """True if a text may be cut at spaces, as far as :data:`PROBE` tells."""
         if any(part["type"] == "FixedLength" for part in _nested(self._parts["pre_tokenizer"])):
             return False
         try:
@@ -303,7 +303,7 @@ def _nested(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def _growth(steps: Any) -> int:
-    """How many times longer the replacements of a normaliser or decoder may make a text."""
+    """Factor by which the replacements of a normaliser or decoder may lengthen a text."""
     growth = 1
     for part in _nested(steps):
         if part["type"] == "Replace":

@@ -1,4 +1,4 @@
-"""What all models of ours in transformers share: weights, reading, embeddings."""
+"""Base of our models in transformers: weights, reading, embeddings."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ class MemspanPreTrainedModel(PreTrainedModel):
 
     @property
     def gradient_checkpointing(self) -> bool:
-        """What ``gradient_checkpointing_enable`` sets, whose own options have no effect: see
+        """Set by ``gradient_checkpointing_enable``, whose own options have no effect: see
         :attr:`memspan.LanguageModel.recompute`."""
         return self.model.recompute
 

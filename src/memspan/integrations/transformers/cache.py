@@ -141,7 +141,7 @@ class MemspanCache(Cache):
         return other
 
     def __getstate__(self) -> dict[str, object]:
-        """What was read, without the model and its reader: what is pickled and counted as state."""
+        """The memory and the last logits, without model and reader: pickled, and counted as state."""
         return {**vars(self), "_memory": self.memory, "_reader": None, "_model": None}
 
     def __deepcopy__(self, memo: dict[int, object]) -> MemspanCache:

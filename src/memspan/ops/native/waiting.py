@@ -1,4 +1,4 @@
-"""How PyTorch's threads wait for one another: briefly, while other programs use the cores."""
+"""Short waits of PyTorch's threads for one another, while other programs use the cores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from memspan.cores import SPARE_CORES, OtherPrograms, cores
 
 LOOK_SECONDS = 0.25
-"""How often the use of the cores is looked at."""
+"""Time between two looks at the use of the cores."""
 DECIDED = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 """Environment variables with which a user decides how threads wait."""
 
