@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 import tracemalloc
 from pathlib import Path
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from memspan.data.options import TOKENIZERS
 from memspan.data.prepared import prepare
 from memspan.data.token_files import read_tokens, write_tokens
+from memspan.data.tokenizers import registry
 from memspan.data.tokenizers.base import StreamDecoder
 from memspan.data.tokenizers.plain import ByteTokenizer, WordTokenizer
 from memspan.data.tokenizers.registry import KINDS, load_tokenizer, train_tokenizer
@@ -77,6 +80,17 @@ def test_a_damaged_tokenizer_is_refused(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
     with pytest.raises(MemspanError, match="missing"):
         load_tokenizer(tmp_path / "nowhere")
+
+
+def test_a_tokenizer_that_the_system_does_not_give_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, limit: int) -> bytes:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+
+    monkeypatch.setattr(registry, "read_limited", refuse)
+    with pytest.raises(MemspanError, match=r"cannot read .*tokenizer.json .* then try again"):
+        load_tokenizer(tmp_path)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=30), st.binary())

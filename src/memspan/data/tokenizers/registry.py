@@ -12,7 +12,7 @@ from memspan.data.options import refuse_oversized_vocabulary
 from memspan.data.tokenizers import library, plain
 from memspan.data.tokenizers.base import LIMIT, Tokenizer, utf8
 from memspan.errors import MemspanError
-from memspan.files.disk import read_limited
+from memspan.files.disk import read_limited, unreadable
 
 KINDS: dict[str, type[Tokenizer]] = {
     "bytes": plain.ByteTokenizer,
@@ -90,6 +90,9 @@ def _load(path: Path) -> Tokenizer:
             raise ValueError("its checksum is wrong")
     except FileNotFoundError:
         raise MemspanError(f"{path} is missing: restore it") from None
+    except OSError as error:
+        # The file may well be whole.
+        raise unreadable(path, error) from None
     except BaseException as error:
         # A damaged file may hold anything.
         if isinstance(error, MemspanError) or not library.is_failure(error):
