@@ -21,6 +21,7 @@ from memspan.distributed.processes import ALONE, Processes
 from memspan.errors import MemspanError, NonFiniteError, counted
 from memspan.memory import Memory
 from memspan.models.language_model import LanguageModel, Reader
+from memspan.modes import usual_modes
 from memspan.nn import NOT_SCORED
 from memspan.ops.native.waiting import sharing_cores
 from memspan.precision import Precision
@@ -128,6 +129,7 @@ class Evaluation(Scores):
 
 @checked
 @sharing_cores()
+@usual_modes()
 def evaluate(
     run: Run | str | Path,
     corpus: str | Path | None = None,

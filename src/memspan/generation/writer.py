@@ -20,6 +20,7 @@ from memspan.generation.drawing import draw_tokens
 from memspan.memory import Memory, concatenate
 from memspan.models.language_model import Reader
 from memspan.models.sizes import refuse_oversized
+from memspan.modes import usual_modes
 from memspan.ops.native.waiting import sharing_cores
 from memspan.precision import Precision
 from memspan.runs.run import Run, opened, options_of, precision_for, segment_for
@@ -52,6 +53,7 @@ class Generation:
 
 @checked
 @sharing_cores()
+@usual_modes()
 def generate(
     run: Run | str | Path,
     prompt: str | Iterable[bytes] | Sequence[str] = "",

@@ -24,6 +24,7 @@ from memspan.invocation import command
 from memspan.memory import Memory
 from memspan.models import LanguageModel
 from memspan.models.options import BackboneConfig
+from memspan.modes import usual_modes
 from memspan.precision import Precision, resolve
 from memspan.runs import checkpoints, history
 from memspan.runs.checkpoint_files import WEIGHTS, check_fit, load_weights, refuse_changes, widened
@@ -82,6 +83,7 @@ def trained(folder: str | Path) -> tuple[Place, RunConfig[BackboneConfig]]:
 
 
 @checked
+@usual_modes()
 def load(folder: str | Path, device: str = "cpu") -> Run:
     """The best weights of a run so far, or those of one of its checkpoints, ready to evaluate.
 

@@ -29,6 +29,7 @@ from memspan.invocation import command
 from memspan.models import LanguageModel
 from memspan.models.options import BackboneConfig
 from memspan.models.sizes import BYTES, memory_of, refuse_impossible, refuse_oversized_model
+from memspan.modes import usual_modes
 from memspan.runs.options import RunConfig
 from memspan.training.optimisers import MakeOptimiser, kept_bytes, with_optimiser
 from memspan.training.state import TrainingState, refuse_sharing, streams_of
@@ -235,6 +236,7 @@ def _in_words(needs: dict[str, int]) -> str:
 
 @checked
 @random_numbers()
+@usual_modes()
 def estimate(
     config: Run,
     *,

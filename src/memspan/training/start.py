@@ -25,6 +25,7 @@ from memspan.errors import MemspanError, counted
 from memspan.exclusive import random_numbers
 from memspan.invocation import command
 from memspan.models.options import BackboneConfig
+from memspan.modes import usual_modes
 from memspan.runs import checkpoints, history
 from memspan.runs.checkpoint_files import State, check_fit
 from memspan.runs.folder import RunLock, lock_run, run_alone
@@ -41,6 +42,7 @@ from memspan.training.trainer import Checkpointer, OnStop, Trainer
 
 @checked
 @random_numbers()
+@usual_modes()
 def train(
     config: RunConfig[BackboneConfig],
     folder: str | Path,
@@ -147,6 +149,7 @@ def _refusals(folder: Path) -> Iterator[None]:
 
 @checked
 @random_numbers()
+@usual_modes()
 def resume(
     folder: str | Path,
     *,
