@@ -76,6 +76,12 @@ def usual_then_error() -> None:
     raise KeyError
 
 
+def test_loading_leaves_the_callers_random_numbers() -> None:
+    before = torch.get_rng_state()
+    memspan.load("shakespeare")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.parametrize("name", MODES)
 def test_modes_return_after_an_error(name: str) -> None:
     with MODES[name]():

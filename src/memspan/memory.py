@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import reprlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any, Generic, Self, TypeVar, cast
@@ -171,9 +172,13 @@ def concatenate(memories: Iterable[M]) -> M:
     Raises:
         MemspanError: no memories, or of different architectures, sizes, types or devices.
     """
-    memories = list(memories)
+    memories = list(memories) if isinstance(memories, Iterable) else [memories]
     if not memories:
         raise MemspanError("concatenate needs at least one memory")
+    if strangers := [each for each in memories if not isinstance(each, LayerMemory)]:
+        raise MemspanError(
+            f"concatenate takes a list of memories, not of {reprlib.repr(strangers[0])}"
+        )
     first = memories[0]
     for other in memories[1:]:
         if type(other) is not type(first):

@@ -286,6 +286,8 @@ def test_a_data_loader_makes_batches_of_memories(workers: int) -> None:
     rows = [{"memory": row, "tokens": torch.zeros(2)} for row in map(memory.__getitem__, range(3))]
     (batch,) = DataLoader(rows, batch_size=3, num_workers=workers)  # type: ignore[arg-type]
     assert batch["memory"] == memory
+    with pytest.raises(MemspanError, match="concatenate takes a list of memories, not of 5"):
+        concatenate(5)  # type: ignore[arg-type]
     with pytest.raises(MemspanError, match="concatenate needs memories of one model"):
         default_collate([memory, CASES["gated"].shared_model().initial_memory(1)])
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from memspan.calls import checked, nearest
 from memspan.checks import MatmulPrecision, Products
 from memspan.data.token_files import Identity, recorded
@@ -109,7 +111,9 @@ def load(folder: str | Path, device: str = "cpu") -> Run:
     weights, named = widened(stored), run_folder(folder)
     refuse_changes(place.run, header)
     check_fit(named, config, tokenizer.vocab_size, weights)
-    model = LanguageModel(tokenizer.vocab_size, config.model, config.embedding)
+    # Weights are drawn and then overwritten: the caller's random numbers stay what they were.
+    with torch.random.fork_rng(devices=[]):
+        model = LanguageModel(tokenizer.vocab_size, config.model, config.embedding)
     load_weights(model, weights, named)
     try:
         step, corpus = int(header["step"]), recorded(json.loads(header.get("corpus", "{}")))
