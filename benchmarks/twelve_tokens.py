@@ -93,7 +93,8 @@ def decays(name: str) -> list[int]:
     """Share of the same matrix that each token leaves before it writes, in percent."""
     torch.manual_seed(3)
     model: Any = MODELS[name].build().double().eval()
-    mixer, steps = next(model.stack()).mixer, []
+    mixer = next(model.stack()).mixer
+    steps = []
     mixer.step.register_forward_hook(lambda *arguments: steps.append(arguments[-1][0, :, 0]))
     model(torch.randn(2, len(TOKENS), SIZES["d_model"], dtype=torch.float64)[:1])
     rates = mixer.A_log[0].exp() * F.softplus(steps[0] + mixer.dt_bias[0])

@@ -150,7 +150,8 @@ def _refuse_names(
     arguments: tuple[Any, ...],
     options: dict[str, Any],
 ) -> None:
-    verb, own = _verb(function), signature.parameters
+    verb = _verb(function)
+    own = signature.parameters
     for name in options:
         if name not in own and (remedy := _instead(name, function, own)):
             raise MemspanError(f"{verb} has no {name}: {remedy}")

@@ -50,12 +50,15 @@ def set_threads(given: int | None, recorded: int | None = None, *, one: bool = F
         torch.set_num_threads(given)
     if given is not None or any(map(os.environ.get, DECIDED)):
         return None
-    most, why = min(torch.get_num_threads(), cores()), ""
+    most = min(torch.get_num_threads(), cores())
     n_threads = most
+    why = ""
     if one:
-        n_threads, why = 1, ", so that no CPU time is spent waiting"
+        n_threads = 1
+        why = ", so that no CPU time is spent waiting"
     elif recorded is not None and recorded <= most:
-        n_threads, why = recorded, ", as the run had"
+        n_threads = recorded
+        why = ", as the run had"
     elif most > 1:
         time.sleep(max(0.0, LOOK_SECONDS - others.seconds()))
         used = others.cores()

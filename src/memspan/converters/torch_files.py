@@ -331,7 +331,8 @@ class _Machine:
             ValueError: a key is neither text nor a number.
             LookupError: the stack or the memo lacks what the step takes.
         """
-        name, stack = step.name, self._stack
+        name = step.name
+        stack = self._stack
         if name == "MARK":
             self._marks.append(len(stack))
             stack.append(False)

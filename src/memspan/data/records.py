@@ -83,7 +83,8 @@ def record_text(record: dict[str, Any], field: str, where: str, first: bool = Fa
                 raise _not_text(wrong[0], at, where)
             values = [value for inner in values for value in inner or []]
             at += "[]"
-        found, at = values, at + "."
+        found = values
+        at += "."
     return b"".join(_bytes_of(value, field, where) for value in found)
 
 
@@ -112,12 +113,14 @@ def _path_to_text(value: object, path: str) -> str | None:
     """The path to a text inside a value, by the names that chats have or the first."""
     while isinstance(value, list | dict) and value:
         if isinstance(value, list):
-            value, path = value[0], f"{path}[]"
+            value = value[0]
+            path += "[]"
         else:
             texts = (name for name, inner in value.items() if isinstance(inner, str))
             names = ("content", "value", "text", *texts, *value)
             name = next(name for name in names if name in value)
-            value, path = value[name], f"{path}.{name}"
+            value = value[name]
+            path += f".{name}"
     return path if isinstance(value, str) else None
 
 
@@ -183,7 +186,12 @@ def _json(path: Path, field: str) -> Iterator[bytes]:
 def _values(file: IO[bytes], path: Path) -> Iterator[Any]:
     """The elements of a list, or values one after the other, with few in memory."""
     decoder, utf8 = json.JSONDecoder(), codecs.getincrementaldecoder("utf-8-sig")()
-    text, at, number, size, ended, listed = "", 0, 0, CHUNK, False, None
+    text = ""
+    at = 0
+    number = 0
+    size = CHUNK
+    ended = False
+    listed = None
     while True:
         at = re.compile(r"[ \t\r\n,]*").match(text, at).end()  # type: ignore[union-attr]
         if listed is None and at < len(text):
