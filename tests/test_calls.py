@@ -105,6 +105,9 @@ MISTAKES: dict[str, Callable[[], object]] = {
         RUN, token=5
     ),
     "perhaps memory_length is meant": lambda: call.evaluate(RUN, memory_lenght=5),
+    "evaluate has no texts: perhaps corpus is meant": lambda: call.evaluate(RUN, texts=3),
+    "evaluate has no text: perhaps corpus is meant": lambda: call.evaluate(RUN, text="a"),
+    "generate has no texts: perhaps prompt is meant": lambda: call.generate(RUN, texts=["a"]),
     "frobnicate is not an option of a transformer-xl: leave it out": lambda: call.generate(
         RUN, frobnicate=5
     ),

@@ -28,48 +28,53 @@ from memspan.errors import MemspanError
 P = ParamSpec("P")
 R = TypeVar("R")
 
-SYNONYMS = {
-    "batch": "batch_size",
-    "checkpoint": "run",
-    "data": "corpus",
-    "dataset": "corpus",
-    "file": "corpus",
-    "hidden_size": "d_model",
-    "lr": "learning_rate",
-    "max_iters": "steps",
-    "max_length": "tokens",
-    "max_new_tokens": "tokens",
-    "max_steps": "steps",
-    "max_tokens": "tokens",
-    "model": "run",
-    "n": "samples",
-    "n_embd": "d_model",
-    "n_head": "n_heads",
-    "n_layer": "n_layers",
-    "num_heads": "n_heads",
-    "num_layers": "n_layers",
-    "num_return_sequences": "samples",
-    "num_samples": "samples",
-    "num_steps": "steps",
-    "num_tokens": "tokens",
-    "optimizer": "optimiser",
-    "out": "folder",
-    "output_dir": "folder",
-    "stop_strings": "stop",
-    "text": "prompt",
-    "warmup": "warmup_steps",
-    "wd": "weight_decay",
+SYNONYMS: dict[str, tuple[str, ...]] = {
+    "batch": ("batch_size",),
+    "checkpoint": ("run",),
+    "data": ("corpus",),
+    "data_dir": ("corpus",),
+    "dataset": ("corpus",),
+    "file": ("corpus",),
+    "hidden_size": ("d_model",),
+    "lr": ("learning_rate",),
+    "max_iters": ("steps",),
+    "max_length": ("tokens",),
+    "max_new_tokens": ("tokens",),
+    "max_steps": ("steps",),
+    "max_tokens": ("tokens",),
+    "model": ("run",),
+    "n": ("samples",),
+    "n_embd": ("d_model",),
+    "n_head": ("n_heads",),
+    "n_layer": ("n_layers",),
+    "num_heads": ("n_heads",),
+    "num_layers": ("n_layers",),
+    "num_return_sequences": ("samples",),
+    "num_samples": ("samples",),
+    "num_steps": ("steps",),
+    "num_tokens": ("tokens",),
+    "optimizer": ("optimiser",),
+    "out": ("folder",),
+    "output_dir": ("folder",),
+    "stop_strings": ("stop",),
+    "text": ("prompt", "corpus"),
+    "texts": ("prompt", "corpus"),
+    "warmup": ("warmup_steps",),
+    "wd": ("weight_decay",),
 }
-"""Names that other libraries have for options of ours."""
+"""Names that other libraries have for options of ours: those of the functions that take it."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The name among ``known`` that is meant by ``name``: what other libraries call so, or the one
     that is spelled alike (None: there is none)."""
     known = list(known)
-    if SYNONYMS.get(name) in known:
-        return SYNONYMS[name]
-    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.7)), None)
+    alike = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    return next(iter([*_synonyms(name, known), *alike]), None)
+
+
+def _synonyms(name: str, known: Iterable[str]) -> list[str]:
+    return [ours for ours in SYNONYMS.get(name, ()) if ours in known]
 
 
 def perhaps(name: str, known: Iterable[str]) -> str:
@@ -113,8 +118,9 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*arguments: P.args, **options: P.kwargs) -> R:
         _refuse_names(function, signature, arguments, options)
-        _refuse_types(function, signature, arguments, options)
-        _refuse_missing(function, signature, arguments, options)
+        given = signature.bind_partial(*arguments, **options).arguments
+        _refuse_types(function, given)
+        _refuse_missing(function, signature, given)
         return function(*arguments, **options)
 
     return call
@@ -133,7 +139,8 @@ def names_checked(function: Callable[P, R]) -> Callable[P, R]:
             # Raised by the call, not within the function.
             if error.__traceback__ is not None and error.__traceback__.tb_next is None:
                 _refuse_names(function, signature, arguments, options)
-                _refuse_missing(function, signature, arguments, options)
+                given = signature.bind_partial(*arguments, **options).arguments
+                _refuse_missing(function, signature, given)
             raise
 
     return call
@@ -164,13 +171,7 @@ def _refuse_names(
             raise MemspanError(f"{verb} was given {name} twice: drop one")
 
 
-def _refuse_types(
-    function: Callable[..., Any],
-    signature: inspect.Signature,
-    arguments: tuple[Any, ...],
-    options: dict[str, Any],
-) -> None:
-    given = signature.bind_partial(*arguments, **options).arguments
+def _refuse_types(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
     for name, (accepts, expected) in _expected(function).items():
         if name in given and not accepts(given[name]):
             described = _described(function, name)
@@ -183,12 +184,8 @@ def _refuse_types(
 
 
 def _refuse_missing(
-    function: Callable[..., Any],
-    signature: inspect.Signature,
-    arguments: tuple[Any, ...],
-    options: dict[str, Any],
+    function: Callable[..., Any], signature: inspect.Signature, given: Mapping[str, Any]
 ) -> None:
-    given = signature.bind_partial(*arguments, **options).arguments
     for each in signature.parameters.values():
         optional = each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
         if each.default is each.empty and not optional and each.name not in given:
@@ -202,8 +199,8 @@ def _instead(
     """Spell an option that the function does not have by this name (None: the function takes
     options of any name, and decides itself)."""
     names = [each for each in own if each != "self"]
-    if SYNONYMS.get(name) in names:
-        return f"perhaps {SYNONYMS[name]} is meant"
+    if synonyms := _synonyms(name, names):
+        return f"perhaps {synonyms[0]} is meant"
     for parameter, hint in _hints(function).items():
         for kind in (hint, *typing.get_args(hint)):
             if written := _written(name, typing.get_origin(kind) or kind):
@@ -218,8 +215,9 @@ def _written(name: str, kind: Any) -> str | None:
     if not (isinstance(kind, type) and issubclass(kind, Options)):
         return None
     fields = [each.name for each in dataclasses.fields(kind)]  # type: ignore[arg-type]
-    if (known := SYNONYMS.get(name, name)) in fields:
-        return f"memspan.{kind.__name__}({known}=...)"
+    for known in [name, *SYNONYMS.get(name, ())]:
+        if known in fields:
+            return f"memspan.{kind.__name__}({known}=...)"
     for each, hint in typing.get_type_hints(kind).items():
         if inner := _written(name, hint):
             return f"memspan.{kind.__name__}(..., {each}={inner})"

@@ -14,6 +14,7 @@ from memspan.calls import nearest
 from memspan.commands.standard_streams import settle_output
 from memspan.distributed import reports
 from memspan.errors import MemspanError
+from memspan.files.disk import remedy
 
 USAGE = """\
 memspan: transformers with memory that read text of any length in constant memory
@@ -96,7 +97,7 @@ def _refusal_of_the_system(error: Exception) -> str | None:
     """The message if the machine is at its limit, which is neither the user's fault nor memspan's."""
     if isinstance(error, OSError) and error.strerror:
         where = f" ({error.filename})" if error.filename else ""
-        return f"{error.strerror}{where}: free some space or check the permissions, then try again"
+        return f"{error.strerror}{where}: {remedy(error)}, then try again"
     if isinstance(error, MemoryError) or any(
         words in str(error) for words in ("can't allocate memory", "out of memory")
     ):

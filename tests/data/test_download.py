@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import http.server
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +18,7 @@ from memspan.data.download import Source
 from memspan.data.named import ENWIK8
 from memspan.data.prepared import prepare
 from memspan.errors import MemspanError
-from memspan.files.disk import write_atomically
+from memspan.files.disk import unwritable, write_atomically
 
 pytestmark = pytest.mark.hardening
 CONTENT = bytes(range(256)) * 2000
@@ -151,7 +153,23 @@ def test_a_cache_that_cannot_be_written_is_named(
     (tmp_path / "file").write_text("text " * 100)
     monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "file/cache"))
     for read in (lambda: prepare(str(tmp_path / "file"), "bytes"), ENWIK8.fetch):
-        with pytest.raises(MemspanError, match=r"cannot write .*: .*set MEMSPAN_CACHE to a folder"):
+        with pytest.raises(
+            MemspanError,
+            match=r"^cannot write in the cache, .*file/cache \(Not a directory\): "
+            "set MEMSPAN_CACHE to a folder of your own$",
+        ):
             read()
-    with pytest.raises(MemspanError, match="free some space or choose another folder"):
+    with pytest.raises(
+        MemspanError, match="check the path and its permissions or choose another folder; what was"
+    ):
         write_atomically(tmp_path / "file/other", b"")
+
+
+def test_a_full_disk_asks_for_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
+    full = OSError(errno.ENOSPC, "No space left on device")
+    for path, says in {
+        "cache/a": "free some space, or set MEMSPAN_CACHE to a folder of your own$",
+        "a": "free some space or choose another folder$",
+    }.items():
+        assert re.search(says, str(unwritable(tmp_path / path, full)))

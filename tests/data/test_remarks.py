@@ -108,6 +108,21 @@ def test_remarks_name_the_file(content: bytes, says: str) -> None:
     assert not says or re.search(says, remarks[0])
 
 
+@pytest.mark.parametrize("folder", [False, True])
+def test_a_path_hidden_by_a_named_corpus_is_reported(folder: bool) -> None:
+    name, path = "two-plays", Path("two-plays/a.txt" if folder else "two-plays")
+    assert load_corpus(name).remarks == ()
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("plain " * 40)
+    kind = "folder" if folder else "file"
+    (line,) = load_corpus({"train": name, "test": f"{name}#test"}).remarks
+    assert line == (
+        f"two-plays is the named corpus, not the {kind} of that name here: ./two-plays is that one"
+    )
+    assert load_corpus(name).remarks == (line,)
+    assert load_corpus("./two-plays").remarks == ()
+
+
 def test_a_named_file_that_is_not_text_is_said() -> None:
     Path("t.bin").write_bytes(bytes(range(256)) * 9)
     assert (

@@ -99,7 +99,19 @@ def load_corpus(texts: Texts, field: str = "text", whole: bool = False) -> Corpu
     if isinstance(texts, str) and texts in CORPORA:
         source = CORPORA[texts].source
         record |= {"url": source.url} if source else {"python": platform.python_version()}
-    return Corpus(splits, record, tuple(reading.skipped), tuple(reading.remarks))
+    remarks = [*_shadowed(texts), *reading.remarks]
+    return Corpus(splits, record, tuple(reading.skipped), tuple(remarks))
+
+
+def _shadowed(texts: Texts) -> list[str]:
+    """A line for each named corpus whose name a file or folder here has, too."""
+    names = [texts] if isinstance(texts, str) else [_of_split(name)[0] for name in texts.values()]
+    return [
+        f"{name} is the named corpus, not the {'folder' if os.path.isdir(name) else 'file'} of that "
+        f"name here: ./{name} is that one"
+        for name in dict.fromkeys(names)
+        if name in CORPORA and os.path.exists(name)
+    ]
 
 
 def digest(splits: Splits) -> str:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
 from memspan.errors import MemspanError
-from memspan.files.disk import cache_folder
+from memspan.files.disk import cache_folder, unwritable
 
 CHUNK = 1 << 20
 
@@ -53,9 +53,7 @@ class Source:
             if not os.access(path.parent, os.W_OK):
                 raise PermissionError(0, "it is read-only")
         except OSError as error:
-            raise MemspanError(
-                f"cannot write {part} ({error.strerror}): set MEMSPAN_CACHE to a folder of your own"
-            ) from None
+            raise unwritable(part, error) from None
         try:
             _download(url, part, self.limit)
         except (OSError, http.client.HTTPException) as error:

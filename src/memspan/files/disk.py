@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import threading
@@ -20,6 +21,8 @@ except ImportError:  # on Windows
     LOCKS = False
 FOLDERS_OPEN = os.open in os.supports_dir_fd
 """Whether this system opens folders like files; Windows does not."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a full disk or quota."""
 
 
 def write_atomically(
@@ -55,10 +58,7 @@ def write_atomically(
             temporary.unlink(missing_ok=True)
         if not isinstance(error, OSError):
             raise
-        remedy = "free some space or choose another folder; what was there before is untouched"
-        if _is_cached(path):
-            remedy = "free some space, or set MEMSPAN_CACHE to a folder of your own"
-        raise MemspanError(f"cannot write {path} ({error.strerror}): {remedy}") from None
+        raise unwritable(path, error, "; what was there before is untouched") from None
 
 
 def link_atomically(source: Path, path: Path) -> None:
@@ -120,6 +120,26 @@ def unreadable(path: Path | str, error: OSError) -> MemspanError:
     return MemspanError(f"{path} is damaged ({error.strerror}): restore it")
 
 
+def unwritable(path: Path, error: OSError, note: str = "") -> MemspanError:
+    """The error for a failed write; ``note`` ends the line, unless the path is in the cache."""
+    with contextlib.suppress(MemspanError):
+        cache = cache_folder()
+        if path.absolute().is_relative_to(cache.absolute()):
+            space = f"{remedy(error)}, or " if error.errno in FULL else ""
+            return MemspanError(
+                f"cannot write in the cache, {cache} ({error.strerror}): {space}set MEMSPAN_CACHE to a "
+                "folder of your own"
+            )
+    return MemspanError(
+        f"cannot write {path} ({error.strerror}): {remedy(error)} or choose another folder{note}"
+    )
+
+
+def remedy(error: OSError) -> str:
+    """The first thing to do about a failed write."""
+    return "free some space" if error.errno in FULL else "check the path and its permissions"
+
+
 def sync_folder(folder: Path) -> None:
     """Flush renames inside ``folder`` to disk; where folders cannot be opened, the system does that."""
     if FOLDERS_OPEN:
@@ -160,10 +180,7 @@ def only_writer(folder: Path) -> Iterator[None]:
                 "choose another folder"
             ) from None
         except OSError as error:
-            raise MemspanError(
-                f"cannot write in {folder} ({error.strerror}): check its permissions, free some "
-                "space or choose another folder"
-            ) from None
+            raise unwritable(folder, error) from None
         yield
 
 
@@ -205,10 +222,3 @@ def cache_folder() -> Path:
             "there is no folder for the cache, since this user has no home: set MEMSPAN_CACHE to a "
             "folder of your own"
         ) from None
-
-
-def _is_cached(path: Path) -> bool:
-    """True if a file is in the cache."""
-    with contextlib.suppress(MemspanError):
-        return path.absolute().is_relative_to(cache_folder().absolute())
-    return False

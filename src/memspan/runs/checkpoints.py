@@ -22,7 +22,7 @@ from pathlib import Path
 from torch import Tensor
 
 from memspan.errors import MemspanError, UnreadableError
-from memspan.files.disk import link_atomically, sync_folder, unreadable, write_atomically
+from memspan.files.disk import link_atomically, remedy, sync_folder, unreadable, write_atomically
 from memspan.files.tensors import SEAL, checked_header, read_header, save_tensors
 from memspan.invocation import command
 from memspan.runs import shards
@@ -194,17 +194,17 @@ def drop_shards(folder: Path, step: int) -> None:
 def failed_save(folder: Path, error: BaseException) -> MemspanError:
     """The error for a checkpoint that could not be written; it says what there is to go on from."""
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    remedy = "free some space, then " if isinstance(error, OSError) else ""
+    first = f"{remedy(error)}, then " if isinstance(error, OSError) else ""
     try:
         steps = steps_of(folder)
     except UnreadableError:
         steps = []
     if steps:
         kept = (
-            f"{remedy}go on with --resume {folder}; the checkpoint of step {steps[-1]} is untouched"
+            f"{first}go on with --resume {folder}; the checkpoint of step {steps[-1]} is untouched"
         )
     else:
-        kept = f"{remedy}start again, since there was no checkpoint yet"
+        kept = f"{first}start again, since there was no checkpoint yet"
     return MemspanError(f"cannot save a checkpoint in {folder} ({reason}): {kept}")
 
 

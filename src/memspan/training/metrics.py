@@ -23,7 +23,7 @@ from torch import Tensor
 
 from memspan.errors import MemspanError
 from memspan.evaluation import Scores, percent
-from memspan.files.disk import unreadable, write_atomically
+from memspan.files.disk import remedy, unreadable, write_atomically
 from memspan.files.pictures import png
 from memspan.models.options import Plot
 from memspan.training.optimisers import learning_rate
@@ -89,7 +89,7 @@ def _json_lines(folder: Path, step: int) -> Logger:
             file.write((json.dumps({"step": step, **record}) + "\n").encode())
         except OSError as error:
             raise MemspanError(
-                f"cannot write {path} ({error.strerror}): free some space, then --resume"
+                f"cannot write {path} ({error.strerror}): {remedy(error)}, then --resume"
             ) from None
 
     return Logger(log, file.close)

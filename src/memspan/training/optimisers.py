@@ -103,11 +103,6 @@ def with_optimiser(
 ) -> RunConfig[BackboneConfig]:
     """The options of a run, trained by the optimiser from ``own`` (None: the one that they name)."""
     if own is not None:
-        if not callable(own):
-            raise MemspanError(
-                "optimiser must be a function that makes one from parameter groups, not "
-                f"{type(own).__name__}: for one by name, set config.optim.optimiser"
-            )
         optim = dataclasses.replace(config.optim, optimiser="own")
         return dataclasses.replace(config, optim=optim)
     if config.optim.optimiser == "own":

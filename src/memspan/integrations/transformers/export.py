@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from memspan.calls import checked
 from memspan.errors import MemspanError, counted
-from memspan.files.disk import write_atomically
+from memspan.files.disk import unwritable, write_atomically
 from memspan.integrations.transformers.config import MemspanConfig
 from memspan.integrations.transformers.model import MemspanForCausalLM
 from memspan.integrations.transformers.tokenizer import fast_tokenizer
@@ -110,6 +110,4 @@ def export(run: Run | str | Path, folder: str | Path) -> None:
                 shutil.copymode(unfinished / "config.json", weights)
             unfinished.rename(folder)
     except OSError as error:
-        raise MemspanError(
-            f"cannot write {folder} ({error.strerror}): free some space or choose another folder"
-        ) from None
+        raise unwritable(folder, error) from None
