@@ -10,6 +10,7 @@ import inspect
 import re
 import subprocess
 import sys
+import zipfile
 from importlib import import_module, metadata
 from pathlib import Path
 from types import ModuleType
@@ -26,7 +27,8 @@ from memspan.installed import require
 
 ROOT = Path(__file__).parents[1]
 NAMES = Path(__file__).with_name("public_names.txt")
-MODULES = (memspan, memspan.layers, memspan.models, memspan.ops, memspan.stateful)
+LAZY = (memspan, memspan.layers, memspan.models, memspan.ops)
+MODULES = (*LAZY, memspan.stateful)
 METHODS = (memspan.LanguageModel, memspan.layers.LayerMemory, memspan.Memory, memspan.models.Reader)
 """Classes whose methods are listed as well."""
 
@@ -74,6 +76,38 @@ def test_dir_and_options_do_not_import_torch() -> None:
         "memspan.RunConfig; memspan.Sampling; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("module", LAZY, ids=lambda m: m.__name__)
+def test_type_checkers_see_the_names_that_are_imported(module: ModuleType) -> None:
+    """A lazy module states its names twice: once for type checkers and once for Python."""
+    assert module.__file__
+    tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
+    imports = {
+        name.asname: getattr(import_module(node.module or ""), name.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
+        if name.asname == name.name
+    }
+    assert imports == {name: getattr(module, name) for name in module.__all__}
+
+
+@pytest.mark.processes
+def test_names_are_found_in_a_zip_file(tmp_path: Path) -> None:
+    archive = tmp_path / "memspan.zip"
+    package = Path(memspan.__file__).parent
+    with zipfile.ZipFile(archive, "w") as packed:
+        for file in package.rglob("*"):
+            packed.write(file, Path("memspan", file.relative_to(package)))
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1]);"
+        "import memspan.layers, memspan.models, memspan.ops;"
+        "assert memspan.__file__.startswith(sys.argv[1]);"
+        "assert 'train' in dir(memspan) and memspan.layers.__all__ and memspan.ops.__all__;"
+        "memspan.RunConfig; memspan.models.TransformerXLConfig"
+    )
+    subprocess.run([sys.executable, "-c", program, str(archive)], check=True, cwd=tmp_path)
 
 
 def test_a_library_that_is_old_or_not_installed_is_one_line(

@@ -11,13 +11,9 @@ should know besides a result goes to the logger ``memspan``.
 from __future__ import annotations
 
 import logging
-import re
-import sys
-from collections.abc import Callable
-from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from memspan._lazy import lazily
 from memspan.errors import MemspanError as MemspanError
 from memspan.errors import NonFiniteError as NonFiniteError
 
@@ -54,27 +50,28 @@ __version__ = "0.1.0"
 # Silent unless the user asks for it; without a handler Python would print warnings.
 logging.getLogger("memspan").addHandler(logging.NullHandler())
 
-
-def lazily(name: str, file: str) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
-    """``__all__``, ``__getattr__`` and ``__dir__`` of the module ``name``, whose names are imported on
-    first use: torch takes seconds, and help does without. The names are those that ``file`` imports for
-    type checkers."""
-    imports = re.compile(r"^    from (\S+) import \(?\s*(\w+) as \2\b", re.MULTILINE)
-    found = imports.findall(Path(file).read_text(encoding="utf-8"))
-    homes = {each: module for module, each in found}
-
-    def get(wanted: str) -> Any:
-        if wanted not in homes:
-            # With its name and the module Python adds a guess to the message.
-            raise AttributeError(
-                f"module {name!r} has no attribute {wanted!r}", name=wanted, obj=sys.modules[name]
-            )
-        return getattr(import_module(homes[wanted]), wanted)
-
-    return sorted(homes), get, lambda: sorted(homes)
-
-
-_names, __getattr__, _ = lazily(__name__, __file__)
+_names, __getattr__, _ = lazily(
+    __name__,
+    {
+        "memspan.converters.convert": ("convert",),
+        "memspan.data.options": ("DataConfig",),
+        "memspan.evaluation": ("Evaluation", "evaluate"),
+        "memspan.generation.writer": ("Generation", "Writer", "generate"),
+        "memspan.measurement.measure": ("Measurement", "measure"),
+        "memspan.memory": ("Memory", "concatenate"),
+        "memspan.models": ("LanguageModel",),
+        "memspan.models.options": ("EmbeddingConfig",),
+        "memspan.precision": ("Precision",),
+        "memspan.runs.options": ("RunConfig",),
+        "memspan.runs.run": ("Run", "load"),
+        "memspan.runs.saving": ("save_run",),
+        "memspan.sampling": ("Sampling",),
+        "memspan.targets": ("check",),
+        "memspan.training.estimate": ("Estimate", "estimate"),
+        "memspan.training.options": ("OptimConfig", "TrainConfig"),
+        "memspan.training.start": ("resume", "train"),
+    },
+)
 __all__ = ["MemspanError", "NonFiniteError", *_names]
 
 

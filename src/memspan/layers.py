@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memspan import lazily
+from memspan._lazy import lazily
 
 if TYPE_CHECKING:
     from memspan.models.compressive.layer import CompressiveAttention as CompressiveAttention
@@ -31,4 +31,30 @@ if TYPE_CHECKING:
     )
     from memspan.trees import LayerMemory as LayerMemory
 
-__all__, __getattr__, __dir__ = lazily(__name__, __file__)
+__all__, __getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "memspan.models.compressive.layer": (
+            "CompressiveAttention",
+            "CompressiveLayer",
+            "CompressiveLayerMemory",
+            "CompressiveLayerOutput",
+        ),
+        "memspan.models.fast_weights.layer": (
+            "FastWeightsAttention",
+            "FastWeightsLayer",
+            "FastWeightsLayerMemory",
+        ),
+        "memspan.models.gated_delta_net.layer": (
+            "GatedDeltaNetLayer",
+            "GatedDeltaNetLayerMemory",
+            "GatedDeltaRule",
+        ),
+        "memspan.models.transformer_xl.layer": (
+            "TransformerXLAttention",
+            "TransformerXLLayer",
+            "TransformerXLLayerMemory",
+        ),
+        "memspan.trees": ("LayerMemory",),
+    },
+)

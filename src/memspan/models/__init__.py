@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memspan import lazily
+from memspan._lazy import lazily
 
 if TYPE_CHECKING:
     from memspan.models.compressive.config import CompressiveConfig as CompressiveConfig
@@ -40,4 +40,28 @@ if TYPE_CHECKING:
     from memspan.models.transformer_xl.model import TransformerXL as TransformerXL
     from memspan.models.transformer_xl.model import TransformerXLMemory as TransformerXLMemory
 
-__all__, __getattr__, __dir__ = lazily(__name__, __file__)
+__all__, __getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "memspan.models.compressive.config": ("CompressiveConfig",),
+        "memspan.models.compressive.model": ("Compressive", "CompressiveMemory"),
+        "memspan.models.fast_weights.config": ("FastWeightsConfig",),
+        "memspan.models.fast_weights.model": ("FastWeights", "FastWeightsMemory"),
+        "memspan.models.feedback.config": ("FeedbackConfig",),
+        "memspan.models.feedback.model": ("Feedback", "FeedbackMemory"),
+        "memspan.models.gated_delta_net.config": ("GatedDeltaNetConfig",),
+        "memspan.models.gated_delta_net.model": ("GatedDeltaNet", "GatedDeltaNetMemory"),
+        "memspan.models.language_model": ("LanguageModel", "Reader"),
+        "memspan.models.lstm.config": ("LSTMConfig",),
+        "memspan.models.lstm.model": ("LSTM", "LSTMMemory"),
+        "memspan.models.options": ("BackboneConfig", "EmbeddingConfig", "Plot"),
+        "memspan.models.output": ("BackboneOutput", "Output"),
+        "memspan.models.protocol": ("Backbone", "BackboneReader"),
+        "memspan.models.registry": ("MODELS", "register"),
+        "memspan.models.segments": ("read_in_pieces",),
+        "memspan.models.transformer.config": ("TransformerConfig",),
+        "memspan.models.transformer.model": ("Transformer",),
+        "memspan.models.transformer_xl.config": ("TransformerXLConfig",),
+        "memspan.models.transformer_xl.model": ("TransformerXL", "TransformerXLMemory"),
+    },
+)

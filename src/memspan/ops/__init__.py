@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memspan import lazily
+from memspan._lazy import lazily
 
 if TYPE_CHECKING:
     from memspan.ops.convolution import short_convolution as short_convolution
@@ -33,4 +33,27 @@ if TYPE_CHECKING:
     from memspan.ops.relative import attention_weights as attention_weights
     from memspan.ops.relative import relative_attention as relative_attention
 
-__all__, __getattr__, __dir__ = lazily(__name__, __file__)
+__all__, __getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "memspan.ops.convolution": ("short_convolution",),
+        "memspan.ops.fast_weights.feature_maps": (
+            "DPFP",
+            "dpfp",
+            "elu_plus_one",
+            "favor",
+            "orthogonal_projection",
+            "sum_to_one",
+        ),
+        "memspan.ops.fast_weights.rules": (
+            "Chunking",
+            "delta_rule",
+            "outer_product_rule",
+            "sum_rule",
+        ),
+        "memspan.ops.feedback.attention": ("Distances", "feedback_attention", "span_mask"),
+        "memspan.ops.feedback.buffers": ("FoldedWeights",),
+        "memspan.ops.feedback.recurrence": ("feedback_recurrence",),
+        "memspan.ops.relative": ("Positions", "attention_weights", "relative_attention"),
+    },
+)
