@@ -20,9 +20,7 @@ from pages import blocks
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-OTHERS = {
-    DOCS / "guides" / f"{name}.md" for name in ("accelerate", "agents", "lm-eval", "transformers")
-}
+OTHERS = {DOCS / "guides" / f"{name}.md" for name in ("agents", "lm-eval", "transformers")}
 """Guides whose code has a test in tests/integrations."""
 PAGES = [
     ROOT / "README.md",

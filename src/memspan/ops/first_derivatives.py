@@ -91,5 +91,5 @@ def _has_tangent(x: object) -> bool:
 def _without(what: str) -> str:
     return (
         f"fast implementations have no {what}: pass implementation='reference' to the operation or the "
-        "model, call DPFP(...).reference in place of dpfp, or undo accelerate()"
+        "model, or call DPFP(...).reference in place of dpfp"
     )

@@ -9,8 +9,8 @@ what ``memspan export RUN --to transformers DIR`` or :func:`export` wrote::
     model = AutoModelForCausalLM.from_pretrained("DIR")
     tokenizer = AutoTokenizer.from_pretrained("DIR")
 
-:func:`accelerate` is for models of transformers itself: it puts the operations of memspan into
-gated-delta layers on a CPU.
+:func:`to_gated_delta_rule` and :func:`from_gated_delta_rule` convert a single gated-delta layer of
+Qwen3-Next, Qwen3.5 or OLMo Hybrid.
 
 Needs ``transformers``; without it the import raises :class:`memspan.MemspanError`.
 """
@@ -29,7 +29,6 @@ from transformers.models.auto.modeling_auto import (  # noqa: E402
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
 )
 
-from memspan.integrations.transformers.accelerate import Acceleration, accelerate  # noqa: E402
 from memspan.integrations.transformers.cache import MemspanCache  # noqa: E402
 from memspan.integrations.transformers.config import MemspanConfig  # noqa: E402
 from memspan.integrations.transformers.export import export, from_run  # noqa: E402
@@ -45,13 +44,11 @@ from memspan.integrations.transformers.model import (  # noqa: E402
 from memspan.integrations.transformers.tokenizer import fast_tokenizer  # noqa: E402
 
 __all__ = [
-    "Acceleration",
     "MemspanCache",
     "MemspanConfig",
     "MemspanForCausalLM",
     "MemspanForSequenceClassification",
     "MemspanModel",
-    "accelerate",
     "export",
     "fast_tokenizer",
     "from_gated_delta_rule",
