@@ -103,7 +103,7 @@ FEED_FORWARD = "transformer.layers.0.pos_ff.CoreNet.0.weight"
 MISTAKES: dict[str, tuple[Edit, str]] = {
     "no config": (drop("config.json"), "one of these files must be in it: config.json"),
     "no weights": (drop(WEIGHTS), "put model.safetensors or pytorch_model.bin"),
-    "BERT": (config(model_type="bert"), "of type 'bert'.*--from authors or --from labml"),
+    "BERT": (config(model_type="bert"), "of type 'bert'.*--from authors"),
     "no JSON": (put("config.json", b"{"), "not valid JSON"),
     "no object": (put("config.json", b"[]"), "config.json is not a JSON object"),
     "text for a number": (config(n_layer="2"), r"^[^:]*config.json: n_layer must be an integer"),

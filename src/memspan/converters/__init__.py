@@ -6,7 +6,7 @@ kinds.py            the kinds, by name and by the files that identify them
 convert.py          what a kind's ``read`` returns, as a run
 transfo_xl.py       folders of transformers               authors.py      of the authors' PyTorch code
 exported.py         folders that memspan itself exported to transformers
-labml.py            runs of labml_nn                      vocabulary.py   vocabularies of the first two
+vocabulary.py       vocabularies of the first two         options.py      a peer's options, checked
 names.py            a peer's tensors in terms of ours     tensors.py      tensors in others' files
-options.py          a peer's options, checked             torch_files.py  pickles, and what torch saved
+torch_files.py      pickles, and what torch saved
 """

@@ -8,12 +8,11 @@ from typing import Literal
 
 from memspan.errors import MemspanError, refuse_unknown
 
-KindName = Literal["transformers", "authors", "labml"]
+KindName = Literal["transformers", "authors"]
 KIND_HELP = (
     "Whose checkpoint it is (None: recognised by the folder's files). transformers: a folder such as "
     "transfo-xl-wt103, or one that memspan exported. authors: from the PyTorch code of "
-    "Transformer-XL's authors. labml: a run of labml_nn's Transformer-XL, Compressive, Feedback "
-    "or Fast Weights."
+    "Transformer-XL's authors."
 )
 
 
@@ -39,11 +38,6 @@ KINDS: dict[KindName, Kind] = {
         "authors",
         ("model.pt", "model_state.pt"),
         "model.pt, or model_state.pt with args.json, and the cache.pt of the corpus",
-    ),
-    "labml": Kind(
-        "labml",
-        ("configs.yaml",),
-        "configs.yaml, checkpoints/STEP with its info.json, and the training text as text.txt",
     ),
 }
 

@@ -41,14 +41,6 @@ def upside_down(parameter: Tensor) -> Rows:
     return lambda get: [get(parameter)[i : i + 1] for i in reversed(range(len(parameter)))]
 
 
-def distance_table(table: Tensor, p: int) -> Rows:
-    """The peer's ``2P`` rows, row ``P - distance``; ours has none for the future, which are zero."""
-    return lambda get: [
-        *(get(table)[d : d + 1] for d in range(p, -1, -1)),
-        get(table).new_zeros(p - 1, *table.shape[1:]),
-    ]
-
-
 def module(name: str, ours: nn.Module) -> Names:
     """A module's own parameters, such as weight and bias, under the peer's name for it."""
     return {f"{name}.{key}": whole(value) for key, value in ours.named_parameters(recurse=False)}
