@@ -25,7 +25,7 @@ class MeasureArguments(DeviceArguments):
     effect of a longer or shorter memory, how long they recall a random string, and where they attend.
     For models that are not runs: the span and the strings.
 
-    Writes measure.json, measure.html and, with the extra plot, measure.png.
+    Writes measure.json and, with the extra plot, measure.png.
     """
 
     run: Annotated[

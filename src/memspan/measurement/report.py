@@ -1,9 +1,7 @@
-"""The report on measured runs: tables, ``measure.json``, ``measure.png`` and ``measure.html``."""
+"""The report on measured runs: tables, ``measure.json`` and ``measure.png``."""
 
 from __future__ import annotations
 
-import base64
-import html
 import json
 import logging
 import math
@@ -275,15 +273,12 @@ def printed(report: Report) -> str:
 
 def written(report: Report, folder: Path) -> list[Path]:
     """Write the report's files into ``folder``, the numbers first, and return their paths."""
-    numbers, page, image = (folder / f"measure.{kind}" for kind in ("json", "html", "png"))
     found = json.dumps(report.as_dict(), indent=2, allow_nan=False)
-    files = {numbers: f"{found}\n".encode()}
+    files = {folder / "measure.json": f"{found}\n".encode()}
     try:
-        drawn = picture(report)
-        files |= {page: _page(report, drawn).encode(), image: drawn}
+        files[folder / "measure.png"] = picture(report)
     except MemspanError as error:
         logging.getLogger("memspan").warning(f"no picture: {error}")
-        files[page] = _page(report, None).encode()
     for path, content in files.items():
         write_atomically(path, content)
     return list(files)
@@ -331,43 +326,6 @@ def with_gaps(x: Sequence[float], y: Sequence[float]) -> tuple[list[float], list
         places.append(after)
         values.append(value)
     return places, values
-
-
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; margin: .5rem 0; }
-th, td { padding: .15rem .8rem; text-align: right; border-bottom: 1px solid #ddd; }
-td { font-variant-numeric: tabular-nums; }
-img { max-width: 100%; }
-"""
-
-
-def _page(report: Report, drawn: bytes | None) -> str:
-    """One self-contained HTML file, without network requests."""
-    body = ["<h1>How far back does it remember?</h1>"]
-    if drawn is not None:
-        data = base64.b64encode(drawn).decode()
-        body.append(f'<img alt="The tables below, drawn" src="data:image/png;base64,{data}">')
-    body += [f"<p>{html.escape(note)}</p>" for note in report.notes]
-    for table in report.tables():
-        head = "".join(f"<th>{html.escape(cell)}</th>" for cell in table.columns)
-        rows = "".join(
-            f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>\n"
-            for row in table.rows
-        )
-        body.append(
-            f"<h2>{html.escape(table.title)}</h2>\n<table><tr>{head}</tr>\n{rows}</table>\n"
-            f"<p>{html.escape(table.note)}</p>"
-        )
-    for name, m in zip(report.names, report.measurements, strict=True):
-        lines = "".join(f"<li>{html.escape(line)}</li>" for line in m.left_out)
-        if lines:
-            body.append(f"<h2>{html.escape(name)}: left out</h2>\n<ul>{lines}</ul>")
-    inside = "\n".join(body)
-    return (
-        '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>memspan measure</title>\n'
-        f"<style>{STYLE}</style>\n<body>\n{inside}\n</body>\n</html>\n"
-    )
 
 
 def _names(measurements: list[Measurement]) -> list[str]:
