@@ -24,8 +24,8 @@ from torch import nn
 import memspan
 import page_tables
 import plots
-from memspan.measurement.measure import Measurement
-from memspan.runs.folder import SHIPPED
+from memspan.lab.measurement.measure import Measurement
+from memspan.lab.runs.folder import SHIPPED
 from shakespeare import add_text, parts
 from timing import RESULTS, write
 from timing import parser as parser_of

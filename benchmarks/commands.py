@@ -28,7 +28,7 @@ from statistics import median
 from typing import Any
 
 import timing
-from memspan.training import metrics
+from memspan.lab.training import metrics
 
 SIDES = {
     "1": ["--nproc", "1"],

@@ -45,6 +45,7 @@ import torch
 from torch import Tensor, nn
 
 import timing
+from memspan.lab.training.estimate import Tally
 from memspan.models import (
     CompressiveConfig,
     FastWeightsConfig,
@@ -55,7 +56,6 @@ from memspan.models import (
 )
 from memspan.models.options import BackboneConfig
 from memspan.models.registry import MODELS
-from memspan.training.estimate import Tally
 from peak_memory import peak_of
 from peers.gpt import GPT
 from sides import its_own

@@ -41,9 +41,9 @@ import torch
 import page_tables
 import timing
 import trainings
-from memspan.data.tokenizers.plain import ByteTokenizer
-from memspan.measurement.subject import RunSubject, after_history
-from memspan.runs.options import RunConfig
+from memspan.lab.data.tokenizers.plain import ByteTokenizer
+from memspan.lab.measurement.subject import RunSubject, after_history
+from memspan.lab.runs.options import RunConfig
 from shakespeare import add_text, parts, preset
 from sides import Side, shortened
 from trainings import spread

@@ -32,16 +32,19 @@ def lines_of(path: Path) -> int:
 
 
 def rooms() -> dict[str, int]:
-    """What stands in the package, file or folder, with its lines of Python."""
-    found = (path for path in sorted(PACKAGE.iterdir()) if path.suffix == ".py" or path.is_dir())
+    """Lines of Python in each file and folder of the package and of its lab."""
+    places = [*sorted((PACKAGE / "lab").iterdir()), *sorted(PACKAGE.iterdir())]
+    found = (path for path in places if path.suffix == ".py" or path.is_dir())
     return {path.stem: n for path in found if (n := lines_of(path))}
 
 
 def layers() -> list[list[str]]:
-    """The rooms from top to bottom; those of a layer do not import one another."""
+    """The rooms from top to bottom, the lab's first; those of a layer do not import one another."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    [contract] = [c for c in settings["tool"]["importlinter"]["contracts"] if c["type"] == "layers"]
-    return [[room.strip() for room in layer.split("|")] for layer in contract["layers"]]
+    contracts = [c for c in settings["tool"]["importlinter"]["contracts"] if c["type"] == "layers"]
+    core, lab = sorted(contracts, key=lambda contract: contract["containers"])
+    stack = [layer for layer in [*lab["layers"], *core["layers"]] if layer != "lab"]
+    return [[room.strip() for room in layer.split("|")] for layer in stack]
 
 
 def in_words(n: int) -> str:

@@ -32,10 +32,10 @@ from torch import Tensor, nn
 
 import timing
 import trainings
+from memspan.lab.runs.options import RunConfig
 from memspan.models import LanguageModel, initialisation
 from memspan.models.fast_weights.model import FACTORS as OWN
 from memspan.models.registry import MODELS
-from memspan.runs.options import RunConfig
 from shakespeare import add_text
 from shakespeare import preset as published
 from sides import Side, its_own, shortened

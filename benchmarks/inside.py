@@ -29,11 +29,11 @@ from torch import Tensor
 
 import memspan
 import timing
-from memspan.data.named import HELD_OUT
-from memspan.evaluation import score_tokens
+from memspan.lab.data.named import HELD_OUT
+from memspan.lab.evaluation import score_tokens
+from memspan.lab.runs.folder import SHIPPED
 from memspan.models import LanguageModel
 from memspan.models.gated_delta_net import layer as gated_delta_net
-from memspan.runs.folder import SHIPPED
 from page_tables import markdown
 
 ROWS, LENGTH, STEP = 16, 1217, 64

@@ -34,10 +34,10 @@ import plots
 import timing
 import trainings
 from memspan.errors import MemspanError
+from memspan.lab.runs import run as runs
+from memspan.lab.runs.options import RunConfig, preset_file, read_config
+from memspan.lab.training.warm_start import initialise_from
 from memspan.models.transformer_xl.config import TransformerXLConfig
-from memspan.runs import run as runs
-from memspan.runs.options import RunConfig, preset_file, read_config
-from memspan.training.warm_start import initialise_from
 from shakespeare import add_text, parts
 from shakespeare import preset as published
 from sides import Side, n_parameters

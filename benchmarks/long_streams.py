@@ -23,7 +23,7 @@ import torch
 
 import plots
 import timing
-from memspan.data.prepared import prepare
+from memspan.lab.data.prepared import prepare
 from memspan.models import LanguageModel
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.registry import MODELS

@@ -22,13 +22,13 @@ import torch
 from torch import Tensor
 
 import timing
-from memspan.data.tokenizers.plain import ByteTokenizer
-from memspan.generation.writer import Writer
+from memspan.lab.data.tokenizers.plain import ByteTokenizer
+from memspan.lab.generation.writer import Writer
+from memspan.lab.runs.options import RunConfig
+from memspan.lab.runs.run import Run
 from memspan.memory import Memory
 from memspan.models import LanguageModel
 from memspan.models.registry import MODELS
-from memspan.runs.options import RunConfig
-from memspan.runs.run import Run
 from timing import interleaved
 
 SIZE = {"n_layers": 6, "d_model": 128}

@@ -28,9 +28,9 @@ from typing import Any
 
 import timing
 import trainings
+from memspan.lab.runs.options import RunConfig
 from memspan.models.initialisation import initialise
 from memspan.models.registry import MODELS
-from memspan.runs.options import RunConfig
 from peers.gpt import GPTRun
 from shakespeare import add_text, parts, preset
 from sides import Side

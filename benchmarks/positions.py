@@ -19,7 +19,7 @@ from typing import Any
 
 import timing
 import trainings
-from memspan.runs.options import read_config
+from memspan.lab.runs.options import read_config
 from shakespeare import PRESETS, add_text, parts
 from sides import Side
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from memspan.lab.runs.options import PRESETS as ALL_PRESETS
+from memspan.lab.runs.options import RunConfig, read_config
 from memspan.models.relative.options import RelativeConfig
-from memspan.runs.options import PRESETS as ALL_PRESETS
-from memspan.runs.options import RunConfig, read_config
 
 PRESETS = {
     read_config(file).architecture: file

@@ -5,7 +5,7 @@
 Each is a preset for Tiny Shakespeare at a smaller width, so that all of them take less than 4 MB. They
 are trained on the first nine tenths of the text and scored once, at the end, on the last tenth, in one
 stream: with the float32 weights, and with the float16 weights that ship. The runs go to
-src/memspan/trained, with a card each, the figures to benchmarks/results/shipped-runs.json, and what
+src/memspan/lab/trained, with a card each, the figures to benchmarks/results/shipped-runs.json, and what
 `memspan measure` finds to span-ARCHITECTURE.json beside it, for the annotated pages. Training goes on
 in --work where it was stopped; what is finished there is not trained again.
 
@@ -30,16 +30,16 @@ from rich.console import Console
 
 import memspan
 import timing
-from memspan.data.named import HELD_OUT, SHAKESPEARE
-from memspan.data.prepared import prepare
-from memspan.data.token_files import identity
-from memspan.data.tokenizers.plain import ByteTokenizer
 from memspan.files.tensors import load_tensors, save_tensors
-from memspan.measurement.report import Report
-from memspan.runs import checkpoints
-from memspan.runs.checkpoint_files import WEIGHTS
-from memspan.runs.folder import BOUND
-from memspan.runs.options import RunConfig, load_config, read_config, to_toml
+from memspan.lab.data.named import HELD_OUT, SHAKESPEARE
+from memspan.lab.data.prepared import prepare
+from memspan.lab.data.token_files import identity
+from memspan.lab.data.tokenizers.plain import ByteTokenizer
+from memspan.lab.measurement.report import Report
+from memspan.lab.runs import checkpoints
+from memspan.lab.runs.checkpoint_files import WEIGHTS
+from memspan.lab.runs.folder import BOUND
+from memspan.lab.runs.options import RunConfig, load_config, read_config, to_toml
 from page_tables import markdown
 from shakespeare import PRESETS, add_text
 from timing import machine

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from memspan.data.prepared import prepare
-from memspan.data.tokenizers.plain import ByteTokenizer
-from memspan.evaluation import score_tokens
+from memspan.lab.data.prepared import prepare
+from memspan.lab.data.tokenizers.plain import ByteTokenizer
+from memspan.lab.evaluation import score_tokens
+from memspan.lab.runs.options import RunConfig
+from memspan.lab.training.state import TrainingState
+from memspan.lab.training.updates import Updater
 from memspan.models import LanguageModel
-from memspan.runs.options import RunConfig
-from memspan.training.state import TrainingState
-from memspan.training.updates import Updater
 
 
 class Side:

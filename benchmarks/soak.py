@@ -26,11 +26,11 @@ from rich.console import Console
 
 import plots
 import timing
-from memspan.data.options import DataConfig
+from memspan.lab.data.options import DataConfig
+from memspan.lab.runs.options import RunConfig
+from memspan.lab.training import metrics, start
+from memspan.lab.training.options import TrainConfig
 from memspan.models.registry import MODELS
-from memspan.runs.options import RunConfig
-from memspan.training import metrics, start
-from memspan.training.options import TrainConfig
 from peak_memory import MIB, growth, resident
 
 

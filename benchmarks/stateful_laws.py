@@ -31,9 +31,9 @@ from torch import nn
 import memspan
 import page_tables
 import timing
+from memspan.lab.targets import TYPE
 from memspan.stateful import Causal
 from memspan.stateful.recipes import RECIPES, build
-from memspan.targets import TYPE
 
 OUT = timing.RESULTS / "stateful-laws.json"
 PAGE = page_tables.DOCS / "state-laws.md"

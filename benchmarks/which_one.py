@@ -24,8 +24,8 @@ import torch
 import page_tables
 import timing
 import trainings
+from memspan.lab.runs.options import RunConfig
 from memspan.models import LanguageModel
-from memspan.runs.options import RunConfig
 from shakespeare import add_text, parts, preset
 from sides import Side
 from timing import RESULTS, interleaved, write

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from memspan import cli
+from memspan.lab import cli
 
 TEXT = ("the quick brown fox jumps over the lazy dog; " * 400).encode()
 FLAGS = """

@@ -19,11 +19,11 @@ import torch
 import architectures
 import device
 import tiny_runs
+from memspan.lab.training import metrics
 from memspan.models.registry import MODELS
 from memspan.ops.fast_weights import compiled as delta_rule_loop
 from memspan.ops.feedback import compiled as feedback_loop
 from memspan.ops.relative_step import compiled as relative_step
-from memspan.training import metrics
 
 torch.set_num_threads(1)
 if device.CHOSEN is not None:
@@ -89,7 +89,7 @@ def own_folders(
 def one_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each of ``memspan measure``'s measurements: no test depends on time."""
     for most in ("span.MOST_TARGETS", "repeats.MOST_STRINGS", "inside.MOST_TOKENS"):
-        monkeypatch.setattr(f"memspan.measurement.{most}", 1)
+        monkeypatch.setattr(f"memspan.lab.measurement.{most}", 1)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import device
-from memspan.converters.names import Rows
+from memspan.lab.converters.names import Rows
 
 ROOT = Path(__file__).resolve().parent.parent
 MIXED = ("fb_feedback", "lucidrains")

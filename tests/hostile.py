@@ -22,20 +22,20 @@ import torch
 import memspan
 import tiny_runs
 import transfo_xl_folder as peers
-from memspan.converters import authors, torch_files, transfo_xl
-from memspan.converters.vocabulary import read_vocabulary
-from memspan.data.corpora import load_corpus
-from memspan.data.prepared import prepare
-from memspan.data.tokenizers.registry import load_tokenizer, train_tokenizer
 from memspan.errors import MemspanError
 from memspan.files.disk import cache_folder
-from memspan.runs import checkpoints, history
-from memspan.runs import run as runs
-from memspan.runs.checkpoint_files import check_fit
-from memspan.runs.options import read_config, to_toml
-from memspan.training import metrics, start
-from memspan.training.state import TrainingState
-from memspan.training.updates import Updater
+from memspan.lab.converters import authors, torch_files, transfo_xl
+from memspan.lab.converters.vocabulary import read_vocabulary
+from memspan.lab.data.corpora import load_corpus
+from memspan.lab.data.prepared import prepare
+from memspan.lab.data.tokenizers.registry import load_tokenizer, train_tokenizer
+from memspan.lab.runs import checkpoints, history
+from memspan.lab.runs import run as runs
+from memspan.lab.runs.checkpoint_files import check_fit
+from memspan.lab.runs.options import read_config, to_toml
+from memspan.lab.training import metrics, start
+from memspan.lab.training.state import TrainingState
+from memspan.lab.training.updates import Updater
 
 TEXT = tiny_runs.TEXT + "\n"
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from memspan.data.tokenizers.plain import CharacterTokenizer
-from memspan.measurement.subject import RunSubject
+from memspan.lab.data.tokenizers.plain import CharacterTokenizer
+from memspan.lab.measurement.subject import RunSubject
 from memspan.models import (
     CompressiveConfig,
     FastWeightsConfig,

@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 from golden import Golden
-from memspan.converters.convert import Checkpoint
-from memspan.converters.names import Get, Names, Rows, item, module, upside_down, whole
-from memspan.converters.vocabulary import numbers
+from memspan.lab.converters.convert import Checkpoint
+from memspan.lab.converters.names import Get, Names, Rows, item, module, upside_down, whole
+from memspan.lab.converters.vocabulary import numbers
+from memspan.lab.runs.options import RunConfig
 from memspan.models import LanguageModel
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.options import BackboneConfig, EmbeddingConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig
-from memspan.runs.options import RunConfig
 
 FIRST = "transformer.layers.0"
 SIGNS = {

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from memspan import cli
+from memspan.lab import cli
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:

@@ -10,8 +10,8 @@ import torch
 import labml_models
 import transfo_xl_folder
 from golden import Golden
-from memspan.converters import authors, transfo_xl
-from memspan.converters.names import Names, fill
+from memspan.lab.converters import authors, transfo_xl
+from memspan.lab.converters.names import Names, fill
 from memspan.models import LanguageModel
 
 OPTIONS = {"eps": "epsilon", "nu": "nu", "heads": "n_heads", "n_layers": "n_layers"}

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 import torch
 
-from memspan.data.streams import Segment, Streams
-from memspan.distributed.processes import ALONE, Processes, _end_with_launcher, joined
-from memspan.distributed.reports import BY_US
+from memspan.lab.data.streams import Segment, Streams
+from memspan.lab.distributed.processes import ALONE, Processes, _end_with_launcher, joined
+from memspan.lab.distributed.reports import BY_US
+from memspan.lab.training import metrics, start, trainer, updates
+from memspan.lab.training.optimisers import MakeOptimiser
 from memspan.nn import NOT_SCORED
 from memspan.ops.fast_weights import compiled as delta_rule_loop
 from memspan.ops.feedback import compiled as feedback_loop
-from memspan.training import metrics, start, trainer, updates
-from memspan.training.optimisers import MakeOptimiser
 from tiny_runs import Odd, spoil_memory
 from warm import Child
 

@@ -16,26 +16,35 @@ from memspan.models.registry import MODELS
 
 PLANTED = {
     "ops/relative.py": "memspan.models.output",
-    "ops/fast_weights/rules.py": "memspan.training.options",
-    "data/streams.py": "memspan.models.output",
+    "ops/fast_weights/rules.py": "memspan.lab.training.options",
+    "lab/data/streams.py": "memspan.models.output",
     "models/compressive/model.py": "memspan.models.transformer_xl.model",
     "models/lstm/model.py": "memspan.models.transformer.config",
     "models/feedback/config.py": "torch",
-    "training/options.py": "torch",
-    "evaluation.py": "memspan.measurement.span",
-    "converters/convert.py": "memspan.evaluation",
-    "converters/options.py": "torch",
-    "measurement/span.py": "memspan.training.metrics",
-    "runs/history.py": "memspan.training.metrics",
+    "lab/training/options.py": "torch",
+    "lab/evaluation.py": "memspan.lab.measurement.span",
+    "lab/converters/convert.py": "memspan.lab.evaluation",
+    "lab/converters/options.py": "torch",
+    "lab/measurement/span.py": "memspan.lab.training.metrics",
+    "lab/runs/history.py": "memspan.lab.training.metrics",
     "files/tensors.py": "memspan.nn",
+    "files/disk.py": "rich",
+    "models/language_model.py": "memspan.lab.runs.run",
+    "models/options.py": "tyro",
     "stateful/protocol.py": "memspan.errors",
 }
 """Files and what they must not import."""
 
 
-NAMING = ("models/", "ops/", "converters/", "integrations/transformers/", "layers.py")
+NAMING = (
+    "models/",
+    "ops/",
+    "lab/converters/",
+    "lab/integrations/transformers/",
+    "layers.py",
+)
 """What may name an architecture: what it is made of, others' models as ours, the list of layers."""
-LIBRARIES = ("stateful/recurrent.py", "stateful/recipes.py", "integrations/torchrl.py")
+LIBRARIES = ("stateful/recurrent.py", "stateful/recipes.py", "lab/integrations/torchrl.py")
 """Of models of other libraries, some of which have the same names."""
 
 

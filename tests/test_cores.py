@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from memspan import cores
-from memspan.commands import threads
+from memspan.lab.commands import threads
 from memspan.ops.native import waiting
 
 Clocks = tuple[float, float, float] | None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from memspan import invocation
+from memspan.lab import invocation
 
 MODULE = str(Path(invocation.__file__).with_name("__main__.py"))
 INSTALLED = "my scripts/memspan"

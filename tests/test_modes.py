@@ -12,7 +12,7 @@ from torch import Tensor
 
 import memspan
 import tiny_runs
-from memspan.modes import usual_modes
+from memspan.lab.modes import usual_modes
 
 Mode = Callable[[], AbstractContextManager[object]]
 """Makes a context such as a caller may be in."""

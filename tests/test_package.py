@@ -23,7 +23,7 @@ import memspan.layers
 import memspan.models
 import memspan.ops
 import memspan.stateful
-from memspan.installed import require
+from memspan.lab.installed import require
 
 ROOT = Path(__file__).parents[1]
 NAMES = Path(__file__).with_name("public_names.txt")
@@ -124,7 +124,7 @@ def test_a_library_that_is_old_or_not_installed_is_one_line(
     old = r"transformers 4\.57\.6 is too old, 5\.4 is needed: pip"
     with pytest.raises(memspan.MemspanError, match=old):
         require("transformers")
-    harness = "memspan.integrations.lm_eval"
+    harness = "memspan.lab.integrations.lm_eval"
     monkeypatch.delitem(sys.modules, harness, raising=False)
     monkeypatch.setattr(sys, "argv", ["-m"])
     with pytest.raises(SystemExit) as ended:

@@ -13,7 +13,7 @@ import pytest
 import memspan
 from command_line import refused
 from memspan.files import disk
-from memspan.training import start
+from memspan.lab.training import start
 from tiny_runs import OPTIONS
 
 MISSING = (

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from memspan.data.options import DataConfig
-from memspan.data.prepared import prepare
+from memspan.lab.data.options import DataConfig
+from memspan.lab.data.prepared import prepare
+from memspan.lab.runs import checkpoints
+from memspan.lab.runs.options import RunConfig
+from memspan.lab.training import metrics, updates
+from memspan.lab.training.optimisers import MakeOptimiser
+from memspan.lab.training.options import OptimConfig, TrainConfig
+from memspan.lab.training.state import TrainingState
 from memspan.models.registry import MODELS
 from memspan.models.transformer_xl.config import TransformerXLConfig
-from memspan.runs import checkpoints
-from memspan.runs.options import RunConfig
-from memspan.training import metrics, updates
-from memspan.training.optimisers import MakeOptimiser
-from memspan.training.options import OptimConfig, TrainConfig
-from memspan.training.state import TrainingState
 
 TEXT = "memory is what remains of what was read. " * 30
 OPTIONS = RunConfig(

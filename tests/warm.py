@@ -30,8 +30,8 @@ IMPORTS = (
     "torch.distributed.fsdp",
     "torch.distributed.run",
     "torch.distributed.tensor",
-    "memspan.cli",
-    "memspan.distributed.launch",
+    "memspan.lab.cli",
+    "memspan.lab.distributed.launch",
 )
 CONTEXT = multiprocessing.get_context("forkserver")
 

@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from memspan import cli
-from memspan.training.metrics import read
-from memspan.training.updates import Updater
+from memspan.lab import cli
+from memspan.lab.training.metrics import read
+from memspan.lab.training.updates import Updater
 
 LIMIT = 300
 """Seconds after which a process counts as hanging."""

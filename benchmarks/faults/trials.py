@@ -32,7 +32,7 @@ from faults.runs import (
     Reference,
     scores_of,
 )
-from memspan.training.trainer import Checkpointer
+from memspan.lab.training.trainer import Checkpointer
 
 Fault = Callable[[str], None]
 """What happens at an operation of the file system, given its name."""

@@ -17,8 +17,8 @@ MODULES = {
     "memspan.models": "reference/models.md",
     "memspan.ops": "reference/ops.md",
     "memspan.stateful": "reference/stateful.md",
-    "memspan.integrations.lm_eval": "reference/lm_eval.md",
-    "memspan.integrations.transformers": "reference/transformers.md",
+    "memspan.lab.integrations.lm_eval": "reference/lm_eval.md",
+    "memspan.lab.integrations.transformers": "reference/transformers.md",
 }
 """Modules whose names are public, and their pages."""
 INDEX = "reference/index.md"

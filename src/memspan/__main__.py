@@ -15,7 +15,7 @@ if "MEMSPAN_LAUNCHED" in os.environ:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 try:
-    from memspan.cli import main
+    from memspan.lab.cli import main
 except KeyboardInterrupt:
     # Stopped during the imports; the launcher of several processes says so.
     sys.exit(130)

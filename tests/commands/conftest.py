@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from command_line import SMALL, TEXT
-from memspan import cli
-from memspan.training import metrics
+from memspan.lab import cli
+from memspan.lab.training import metrics
 
 MODELS = """
 import torch

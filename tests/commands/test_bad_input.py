@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from command_line import harm, refused
-from memspan import cli
+from memspan.lab import cli
 
 pytestmark = [pytest.mark.hardening, pytest.mark.usefixtures("text_file", "models")]
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import memspan
 from command_line import printed
-from memspan import cli
+from memspan.lab import cli
 from memspan.stateful import Function, Inputs
 
 pytestmark = pytest.mark.usefixtures("models")

@@ -17,9 +17,9 @@ import torch
 
 import memspan
 from command_line import SMALL, TEXT, pipe, printed, refused
-from memspan import cli
 from memspan.errors import MemspanError
-from memspan.runs.options import load_config
+from memspan.lab import cli
+from memspan.lab.runs.options import load_config
 
 pytestmark = pytest.mark.usefixtures("text_file")
 

@@ -14,19 +14,19 @@ from hypothesis import strategies as st
 
 from architectures import CASES, ONE_OF_EACH, randomise
 from memspan import concatenate
-from memspan.data.token_files import Identity
-from memspan.data.tokenizers.plain import ByteTokenizer
-from memspan.data.tokenizers.registry import train_tokenizer
 from memspan.errors import MemspanError
-from memspan.generation.drawing import draw, draw_tokens, probabilities
-from memspan.generation.writer import Sample, Writer, generate, read_prompt
+from memspan.lab.data.token_files import Identity
+from memspan.lab.data.tokenizers.plain import ByteTokenizer
+from memspan.lab.data.tokenizers.registry import train_tokenizer
+from memspan.lab.generation.drawing import draw, draw_tokens, probabilities
+from memspan.lab.generation.writer import Sample, Writer, generate, read_prompt
+from memspan.lab.runs.options import RunConfig
+from memspan.lab.runs.run import Run
+from memspan.lab.sampling import Sampling
+from memspan.lab.training.options import TrainConfig
 from memspan.models import LanguageModel
 from memspan.models.registry import MODELS
 from memspan.models.transformer_xl.config import TransformerXLConfig
-from memspan.runs.options import RunConfig
-from memspan.runs.run import Run
-from memspan.sampling import Sampling
-from memspan.training.options import TrainConfig
 
 SEGMENT = 8
 GREEDY = Sampling(temperature=0)

@@ -15,16 +15,16 @@ from typing import TextIO
 import pytest
 
 from command_line import SMALL, TEXT, printed
-from memspan import cli
-from memspan.data.named import list_corpora
+from memspan.lab import cli
+from memspan.lab.data.named import list_corpora
+from memspan.lab.runs.options import PRESETS, read_config
 from memspan.models.registry import MODELS
-from memspan.runs.options import PRESETS, read_config
 
 pytestmark = pytest.mark.usefixtures("text_file")
 
 WITHOUT_TORCH = """
 import sys
-from memspan import cli
+from memspan.lab import cli
 for line in sys.stdin:
     status = 0
     try:

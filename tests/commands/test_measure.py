@@ -13,9 +13,9 @@ import torch
 import command_line
 import memspan
 from command_line import printed
-from memspan import cli
-from memspan.measurement import repeats, report, span, statistics
-from memspan.measurement.report import Report
+from memspan.lab import cli
+from memspan.lab.measurement import repeats, report, span, statistics
+from memspan.lab.measurement.report import Report
 from memspan.stateful import Function, Inputs
 
 TEXT = command_line.TEXT.decode()

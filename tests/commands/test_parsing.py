@@ -11,9 +11,9 @@ from typing import get_type_hints
 import pytest
 
 from command_line import refused
-from memspan.commands.evaluate import EvaluateArguments
-from memspan.commands.parsing import import_modules, parsed, peek_flags, with_architectures
 from memspan.errors import MemspanError
+from memspan.lab.commands.evaluate import EvaluateArguments
+from memspan.lab.commands.parsing import import_modules, parsed, peek_flags, with_architectures
 
 MEANT = "perhaps {} is meant, or name its option"
 

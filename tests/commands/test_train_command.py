@@ -15,14 +15,14 @@ import pytest
 
 import memspan
 from command_line import SMALL, TEXT, pipe, printed, refused
-from memspan import cli
-from memspan.commands import train as train_command
-from memspan.commands.train import claimed_folder, new_folder
-from memspan.data.options import DataConfig
-from memspan.invocation import command
+from memspan.lab import cli
+from memspan.lab.commands import train as train_command
+from memspan.lab.commands.train import claimed_folder, new_folder
+from memspan.lab.data.options import DataConfig
+from memspan.lab.invocation import command
+from memspan.lab.runs.options import RunConfig
+from memspan.lab.training import terminal
 from memspan.models.transformer_xl.config import TransformerXLConfig
-from memspan.runs.options import RunConfig
-from memspan.training import terminal
 from tiny_runs import at_step
 
 pytestmark = pytest.mark.usefixtures("text_file")

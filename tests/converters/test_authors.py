@@ -18,8 +18,8 @@ from torch import nn
 
 import memspan
 from golden import Golden, parameters
-from memspan.converters import authors
 from memspan.errors import MemspanError
+from memspan.lab.converters import authors
 from recorded_models import model_of
 from transfo_xl_folder import OPTIONS, random_tensors, vocabulary
 

@@ -19,11 +19,11 @@ import pytest
 import torch
 
 import memspan
-from memspan.converters.kinds import KINDS, KindName
-from memspan.converters.torch_files import read
 from memspan.errors import MemspanError
-from memspan.runs import checkpoints
-from memspan.runs.folder import lock_run
+from memspan.lab.converters.kinds import KINDS, KindName
+from memspan.lab.converters.torch_files import read
+from memspan.lab.runs import checkpoints
+from memspan.lab.runs.folder import lock_run
 from transfo_xl_folder import OPTIONS, random_tensors, vocabulary
 
 pytestmark = pytest.mark.hardening

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from memspan.data import corpora, named
-from memspan.data.corpora import load_corpus
-from memspan.data.globs import find_matches
-from memspan.data.named import CORPORA, list_corpora
-from memspan.data.texts import Text, by_position
 from memspan.errors import MemspanError
+from memspan.lab.data import corpora, named
+from memspan.lab.data.corpora import load_corpus
+from memspan.lab.data.globs import find_matches
+from memspan.lab.data.named import CORPORA, list_corpora
+from memspan.lab.data.texts import Text, by_position
 
 pytestmark = pytest.mark.usefixtures("own_folders")
 

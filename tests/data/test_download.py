@@ -13,12 +13,12 @@ from pathlib import Path
 import platformdirs
 import pytest
 
-from memspan.data import download
-from memspan.data.download import Source
-from memspan.data.named import ENWIK8
-from memspan.data.prepared import prepare
 from memspan.errors import MemspanError
 from memspan.files.disk import unwritable, write_atomically
+from memspan.lab.data import download
+from memspan.lab.data.download import Source
+from memspan.lab.data.named import ENWIK8
+from memspan.lab.data.prepared import prepare
 
 pytestmark = pytest.mark.hardening
 CONTENT = bytes(range(256)) * 2000

@@ -9,10 +9,10 @@ import pytest
 
 import memspan
 from command_line import SMALL, refused
-from memspan import cli
-from memspan.data.prepared import prepare
-from memspan.data.tokenizers.plain import IdTokenizer
 from memspan.errors import MemspanError
+from memspan.lab import cli
+from memspan.lab.data.prepared import prepare
+from memspan.lab.data.tokenizers.plain import IdTokenizer
 
 pytestmark = pytest.mark.usefixtures("own_folders")
 IDS = np.random.default_rng(0).integers(0, 300, 2000)

@@ -13,14 +13,14 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 import memspan
-from memspan.data.options import DataConfig
-from memspan.data.prepared import prepare
-from memspan.data.tokenizers.base import StreamDecoder
-from memspan.data.tokenizers.library import SPACE
-from memspan.data.tokenizers.registry import load_tokenizer, read_tokenizer
 from memspan.errors import MemspanError
-from memspan.training import metrics
-from memspan.training.start import train
+from memspan.lab.data.options import DataConfig
+from memspan.lab.data.prepared import prepare
+from memspan.lab.data.tokenizers.base import StreamDecoder
+from memspan.lab.data.tokenizers.library import SPACE
+from memspan.lab.data.tokenizers.registry import load_tokenizer, read_tokenizer
+from memspan.lab.training import metrics
+from memspan.lab.training.start import train
 from tiny_runs import OPTIONS
 
 TEXT = "Ein Hase, zwei Häsinnen:\n\tthree hares <end> and 20 more!\n" * 40

@@ -10,11 +10,11 @@ import pytest
 
 import memspan
 from command_line import SMALL, refused
-from memspan import cli
-from memspan.data.corpora import load_corpus, located
-from memspan.data.options import DataConfig
 from memspan.errors import MemspanError
-from memspan.runs.options import load_config
+from memspan.lab import cli
+from memspan.lab.data.corpora import load_corpus, located
+from memspan.lab.data.options import DataConfig
+from memspan.lab.runs.options import load_config
 
 OWN = ["--data.train", "a.txt", "--data.validation", "v/*.txt"]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from memspan.data.corpora import load_corpus
-from memspan.data.encodings import UNKNOWN, encoding_of
-from memspan.data.prepared import prepare
 from memspan.errors import MemspanError
+from memspan.lab.data.corpora import load_corpus
+from memspan.lab.data.encodings import UNKNOWN, encoding_of
+from memspan.lab.data.prepared import prepare
 
 # ruff: noqa: RUF001 (letters that look like others)
 pytestmark = pytest.mark.usefixtures("own_folders")

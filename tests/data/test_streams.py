@@ -11,8 +11,8 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from memspan.data.streams import START, Segment, Streams, evaluation_segments
 from memspan.errors import MemspanError
+from memspan.lab.data.streams import START, Segment, Streams, evaluation_segments
 from memspan.nn import NOT_SCORED
 
 TEXT = np.arange(200, dtype=np.uint8)

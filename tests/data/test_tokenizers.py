@@ -13,14 +13,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from memspan.data.options import TOKENIZERS
-from memspan.data.prepared import prepare
-from memspan.data.token_files import read_tokens, write_tokens
-from memspan.data.tokenizers import registry
-from memspan.data.tokenizers.base import StreamDecoder
-from memspan.data.tokenizers.plain import ByteTokenizer, WordTokenizer
-from memspan.data.tokenizers.registry import KINDS, load_tokenizer, train_tokenizer
 from memspan.errors import MemspanError
+from memspan.lab.data.options import TOKENIZERS
+from memspan.lab.data.prepared import prepare
+from memspan.lab.data.token_files import read_tokens, write_tokens
+from memspan.lab.data.tokenizers import registry
+from memspan.lab.data.tokenizers.base import StreamDecoder
+from memspan.lab.data.tokenizers.plain import ByteTokenizer, WordTokenizer
+from memspan.lab.data.tokenizers.registry import KINDS, load_tokenizer, train_tokenizer
 
 TEXT = "Grüße, the 世界 cat 🎉 sat on the mat.\n\nThe cat, it sat!\n" * 20
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from memspan.data import records, unpacked
-from memspan.data.corpora import load_corpus
-from memspan.data.prepared import prepare
 from memspan.errors import MemspanError
+from memspan.lab.data import records, unpacked
+from memspan.lab.data.corpora import load_corpus
+from memspan.lab.data.prepared import prepare
 
 pytestmark = pytest.mark.usefixtures("own_folders")
 

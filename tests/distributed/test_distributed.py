@@ -21,21 +21,21 @@ from torch.distributed.run import main as torchrun
 import memspan
 import tiny_runs
 from command_line import harm
-from memspan import cli
-from memspan.data.options import DataConfig
-from memspan.distributed.reports import BY_US
 from memspan.errors import MemspanError
+from memspan.lab import cli
+from memspan.lab.data.options import DataConfig
+from memspan.lab.distributed.reports import BY_US
+from memspan.lab.runs import checkpoints
+from memspan.lab.runs.folder import lock_run
+from memspan.lab.runs.options import RunConfig, to_toml
+from memspan.lab.training import metrics, start, trainer
+from memspan.lab.training.options import OptimConfig
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.gated_delta_net.config import GatedDeltaNetConfig
 from memspan.models.options import EmbeddingConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig
-from memspan.runs import checkpoints
-from memspan.runs.folder import lock_run
-from memspan.runs.options import RunConfig, to_toml
-from memspan.training import metrics, start, trainer
-from memspan.training.options import OptimConfig
 from several_processes import OWN, run, together, wait_with_a_child
 from tiny_runs import assert_same
 from warm import Child, listeners, wait_for, workers

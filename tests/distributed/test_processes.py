@@ -9,8 +9,8 @@ import pytest
 import torch.distributed as dist
 from torch import Tensor
 
-from memspan.distributed import processes, reports
-from memspan.distributed.processes import Processes, is_loss
+from memspan.lab.distributed import processes, reports
+from memspan.lab.distributed.processes import Processes, is_loss
 
 
 def test_the_end_waits_until_the_last_tensor_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:

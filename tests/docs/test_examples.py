@@ -14,7 +14,7 @@ import pytest
 
 import memspan
 import transfo_xl_folder
-from memspan import cli
+from memspan.lab import cli
 from memspan.models import TransformerXLConfig
 from pages import blocks
 
@@ -33,7 +33,7 @@ PAGES = [
 NOT_RUN = {
     r"make |pip install|PIP_EXTRA_INDEX_URL=": "installs, or runs this suite",
     r"cat .* \| memspan train --data.corpus -": "standard input: tests/commands has it",
-    r"python -P -m memspan.integrations.lm_eval": "test_lm_eval.py runs it",
+    r"python -P -m memspan.lab.integrations.lm_eval": "test_lm_eval.py runs it",
     r"memspan (train --help|data list|generate shakespeare)$": "of docs/install.md: run in other tests",
     r"memspan check ": "tests/commands/test_check.py and tests/integrations have it",
     r"memspan export runs/book --to transformers": "tests/integrations has it",

@@ -10,8 +10,8 @@ import torch
 
 import memspan
 from command_line import refused
-from memspan import cli
-from memspan.integrations.transformers import export
+from memspan.lab import cli
+from memspan.lab.integrations.transformers import export
 from memspan.stateful.protocol import tensors_of
 from memspan.stateful.recipes import RECIPES, build
 

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from memspan.data import hugging_face
-from memspan.data.corpora import load_corpus, located, missing
 from memspan.errors import MemspanError
+from memspan.lab.data import hugging_face
+from memspan.lab.data.corpora import load_corpus, located, missing
 
 pytestmark = pytest.mark.usefixtures("own_folders")
 TEXTS = [f"Once, {n} ducks.\n" + "quack " * (n % 5) + "\n" for n in range(600)]

@@ -16,12 +16,12 @@ import memspan
 import pages
 import tiny_runs
 from command_line import refused
-from memspan import cli
-from memspan.converters.exported import read_tokenizer
-from memspan.data.tokenizers.plain import ByteTokenizer, CharacterTokenizer, WordTokenizer
-from memspan.data.tokenizers.registry import train_tokenizer
 from memspan.errors import MemspanError
-from memspan.integrations.transformers import export, fast_tokenizer, from_run
+from memspan.lab import cli
+from memspan.lab.converters.exported import read_tokenizer
+from memspan.lab.data.tokenizers.plain import ByteTokenizer, CharacterTokenizer, WordTokenizer
+from memspan.lab.data.tokenizers.registry import train_tokenizer
+from memspan.lab.integrations.transformers import export, fast_tokenizer, from_run
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "transformers.md"
 GREEDY = memspan.Sampling(temperature=0)
@@ -35,7 +35,7 @@ FILES = [
 ]
 PROGRAM = """
 import sys, warnings
-import memspan.integrations.transformers
+import memspan.lab.integrations.transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, TextStreamer, pipeline
 
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1])

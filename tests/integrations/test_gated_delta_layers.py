@@ -14,11 +14,11 @@ from torch import nn
 
 from golden import assert_same
 from memspan.errors import MemspanError
-from memspan.integrations.transformers import (
+from memspan.lab.integrations.transformers import (
     from_gated_delta_rule,
     to_gated_delta_rule,
 )
-from memspan.integrations.transformers.gated_delta import to_our_names
+from memspan.lab.integrations.transformers.gated_delta import to_our_names
 from memspan.ops.fast_weights.rules import delta_rule
 from memspan.stateful.recipes import RECIPES, build
 

@@ -21,12 +21,12 @@ from lm_eval.api.instance import Instance
 
 import memspan
 from architectures import CASES, ONE_OF_EACH
-from memspan.data.tokenizers.base import Tokenizer
-from memspan.data.tokenizers.plain import ByteTokenizer
-from memspan.data.tokenizers.registry import train_tokenizer
 from memspan.errors import MemspanError
-from memspan.evaluation import score_tokens
-from memspan.integrations.lm_eval import MemspanLM
+from memspan.lab.data.tokenizers.base import Tokenizer
+from memspan.lab.data.tokenizers.plain import ByteTokenizer
+from memspan.lab.data.tokenizers.registry import train_tokenizer
+from memspan.lab.evaluation import score_tokens
+from memspan.lab.integrations.lm_eval import MemspanLM
 from memspan.models import LanguageModel, Reader
 from pages import blocks
 
@@ -236,5 +236,5 @@ def test_a_mistake_on_the_command_line_is_one_line(
 ) -> None:
     monkeypatch.setattr("lm_eval.__main__.cli_evaluate", lambda: MemspanLM("nothere"))
     with pytest.raises(SystemExit, match="2"):
-        runpy.run_module("memspan.integrations.lm_eval", run_name="__main__")
+        runpy.run_module("memspan.lab.integrations.lm_eval", run_name="__main__")
     assert capsys.readouterr().err.startswith("memspan: no run at nothere: check the path")

@@ -10,10 +10,10 @@ import tokenizers
 import transformers
 
 import memspan
-from memspan.data.tokenizers.pretrained import PretrainedTokenizer
-from memspan.data.tokenizers.registry import train_tokenizer
 from memspan.errors import MemspanError
-from memspan.integrations.transformers import export, fast_tokenizer
+from memspan.lab.data.tokenizers.pretrained import PretrainedTokenizer
+from memspan.lab.data.tokenizers.registry import train_tokenizer
+from memspan.lab.integrations.transformers import export, fast_tokenizer
 
 TEXT = "".join(f"{n} is followed by {n + 1}, and then by {n + 2}. " for n in range(400))
 pytestmark = pytest.mark.usefixtures("one_round", "own_folders")

@@ -18,11 +18,11 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from architectures import CASES, ONE_OF_EACH, VOCABULARY, Case
 from memspan.errors import MemspanError
-from memspan.generation.drawing import draw, draw_tokens
-from memspan.integrations.transformers import MemspanCache, MemspanConfig, MemspanForCausalLM
+from memspan.lab.generation.drawing import draw, draw_tokens
+from memspan.lab.integrations.transformers import MemspanCache, MemspanConfig, MemspanForCausalLM
+from memspan.lab.sampling import Sampling
 from memspan.models import LanguageModel
 from memspan.models.registry import MODELS
-from memspan.sampling import Sampling
 
 ONE_EACH = {name: CASES[first] for name, first in ONE_OF_EACH.items()}
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)

@@ -19,8 +19,8 @@ import uvicorn
 from starlette.testclient import TestClient
 
 import memspan
+from memspan.lab.runs.options import RunConfig
 from memspan.models.fast_weights.config import FastWeightsConfig
-from memspan.runs.options import RunConfig
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "serve.py"
 GREEDY = memspan.Sampling(temperature=0)

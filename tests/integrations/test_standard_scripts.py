@@ -22,9 +22,9 @@ from transformers import (
     TrainingArguments,
 )
 
-from memspan.data.tokenizers.plain import ByteTokenizer
 from memspan.errors import MemspanError
-from memspan.integrations.transformers import (
+from memspan.lab.data.tokenizers.plain import ByteTokenizer
+from memspan.lab.integrations.transformers import (
     MemspanCache,
     MemspanConfig,
     MemspanForCausalLM,

@@ -11,11 +11,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from memspan.data.tokenizers.base import Tokenizer
-from memspan.data.tokenizers.plain import ByteTokenizer, CharacterTokenizer, WordTokenizer
-from memspan.data.tokenizers.registry import KINDS, train_tokenizer
 from memspan.errors import MemspanError
-from memspan.integrations.transformers import MemspanConfig, fast_tokenizer
+from memspan.lab.data.tokenizers.base import Tokenizer
+from memspan.lab.data.tokenizers.plain import ByteTokenizer, CharacterTokenizer, WordTokenizer
+from memspan.lab.data.tokenizers.registry import KINDS, train_tokenizer
+from memspan.lab.integrations.transformers import MemspanConfig, fast_tokenizer
 
 TEXT = "a <eos> b <unk> c\n\n d\u3000e\x1cf é日本 <pad> Ā aaa aab x<eos>y # '## , .\ufffd"
 pieces = st.one_of(

@@ -18,7 +18,7 @@ from torchrl.modules import ProbabilisticActor, set_recurrent_mode
 import pages
 from architectures import CASES
 from memspan.errors import MemspanError
-from memspan.integrations.torchrl import MemoryModule
+from memspan.lab.integrations.torchrl import MemoryModule
 from memspan.models import BackboneConfig
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "agents.md"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from twins import make
 
-from memspan.training import metrics
+from memspan.lab.training import metrics
 
 
 @pytest.fixture(scope="session")

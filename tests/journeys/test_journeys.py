@@ -12,8 +12,8 @@ from twins import RUNS
 from verbs import VERBS, Journey, travel
 
 import memspan
-from memspan.measurement import report
-from memspan.runs.folder import SHIPPED
+from memspan.lab.measurement import report
+from memspan.lab.runs.folder import SHIPPED
 
 pytestmark = pytest.mark.hardening
 LONGEST = 1_000_000

@@ -14,8 +14,8 @@ from texts import prose
 
 import memspan
 import transfo_xl_folder
-from memspan.runs.folder import SHIPPED
-from memspan.runs.options import PRESETS, RunConfig, read_config, to_toml
+from memspan.lab.runs.folder import SHIPPED
+from memspan.lab.runs.options import PRESETS, RunConfig, read_config, to_toml
 
 SEGMENT_LENGTH = 16
 VOCABULARY = 20

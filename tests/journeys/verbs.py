@@ -19,8 +19,8 @@ from texts import TEXTS, corpus
 from twins import CONVERTED, OF_WORDS, options_of
 
 import memspan
-from memspan import cli
-from memspan.runs.folder import SHIPPED
+from memspan.lab import cli
+from memspan.lab.runs.folder import SHIPPED
 
 LEARNS = {"train", "resume"}
 SHORT = {"60-characters", "107-characters"}

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 import known_spans
-from memspan.data.tokenizers.plain import CharacterTokenizer
-from memspan.measurement import span, stateful
-from memspan.measurement.stateful import StatefulSubject
-from memspan.measurement.subject import Budget, RunSubject
+from memspan.lab.data.tokenizers.plain import CharacterTokenizer
+from memspan.lab.measurement import span, stateful
+from memspan.lab.measurement.stateful import StatefulSubject
+from memspan.lab.measurement.subject import Budget, RunSubject
 from memspan.models.stateful import CarriesMemory
 from memspan.stateful.protocol import Claims, Inputs
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from architectures import CASES
-from memspan.measurement import inside
-from memspan.measurement.subject import Budget
+from memspan.lab.measurement import inside
+from memspan.lab.measurement.subject import Budget
 from memspan.models import FastWeights
 from memspan.models.protocol import AttentionWeights, WriteRetention
 

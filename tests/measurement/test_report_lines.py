@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from memspan.measurement.report import with_gaps
+from memspan.lab.measurement.report import with_gaps
 
 
 def test_no_line_runs_through_what_was_not_measured() -> None:

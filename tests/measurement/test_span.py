@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import known_spans
-from memspan.measurement import memory_length, span
-from memspan.measurement.effective_context import effective_context
-from memspan.measurement.span import Span, SpanPoint
-from memspan.measurement.statistics import Blocks, Estimate
-from memspan.measurement.subject import Budget
+from memspan.lab.measurement import memory_length, span
+from memspan.lab.measurement.effective_context import effective_context
+from memspan.lab.measurement.span import Span, SpanPoint
+from memspan.lab.measurement.statistics import Blocks, Estimate
+from memspan.lab.measurement.subject import Budget
 from memspan.models.options import BackboneConfig
 
 LONG = 1e9

@@ -17,10 +17,10 @@ from torch.utils._pytree import tree_leaves
 from architectures import CASES, Case
 from golden import assert_same
 from memspan import nn
-from memspan.evaluation import sum_of
+from memspan.lab.evaluation import sum_of
+from memspan.lab.training.state import non_finite_rows
 from memspan.models import LanguageModel
 from memspan.models.registry import MODELS
-from memspan.training.state import non_finite_rows
 from readings import assert_memories_equal, every_case, fields, read, text
 
 

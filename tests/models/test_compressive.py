@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from architectures import compressive
 from golden import assert_same
 from memspan.errors import MemspanError
+from memspan.lab.runs.options import RunConfig
+from memspan.lab.training.optimisers import Optimiser, set_learning_rate
+from memspan.lab.training.options import OptimConfig
 from memspan.models import LanguageModel
 from memspan.models.compressive import compression as ops
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.compressive.layer import Compression
 from memspan.models.transformer_xl.config import TransformerXLConfig
-from memspan.runs.options import RunConfig
-from memspan.training.optimisers import Optimiser, set_learning_rate
-from memspan.training.options import OptimConfig
 from readings import text as tokens
 
 # ----- Layout

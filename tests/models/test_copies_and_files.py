@@ -20,9 +20,9 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from architectures import ADAPTIVE, CASES, ONE_OF_EACH, UNTIED, Case, randomise, transformer_xl
 from golden import assert_same
 from memspan.errors import MemspanError
+from memspan.lab.runs.checkpoint_files import weights_of
 from memspan.models import EmbeddingConfig, LanguageModel
 from memspan.models.embedding import tied_names
-from memspan.runs.checkpoint_files import weights_of
 from readings import assert_memories_equal, every_case, some_memory, text
 
 

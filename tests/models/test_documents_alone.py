@@ -13,18 +13,18 @@ import torch
 from torch import Tensor
 
 from architectures import CASES, VOCABULARY
-from memspan.data.options import DataConfig
-from memspan.data.prepared import prepare
-from memspan.data.streams import START
-from memspan.data.tokenizers.plain import ByteTokenizer
-from memspan.evaluation import score_tokens
+from memspan.lab.data.options import DataConfig
+from memspan.lab.data.prepared import prepare
+from memspan.lab.data.streams import START
+from memspan.lab.data.tokenizers.plain import ByteTokenizer
+from memspan.lab.evaluation import score_tokens
+from memspan.lab.runs.options import RunConfig
+from memspan.lab.training.options import TrainConfig
+from memspan.lab.training.state import TrainingState
+from memspan.lab.training.updates import Updater
+from memspan.lab.training.validation import Validation
 from memspan.models import LanguageModel
 from memspan.models.transformer_xl.config import TransformerXLConfig
-from memspan.runs.options import RunConfig
-from memspan.training.options import TrainConfig
-from memspan.training.state import TrainingState
-from memspan.training.updates import Updater
-from memspan.training.validation import Validation
 
 LENGTHS = (5, 1, 9, 4, 12)
 

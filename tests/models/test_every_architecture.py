@@ -13,9 +13,9 @@ import pytest
 
 import memspan
 from command_line import SMALL, refused
-from memspan import cli
+from memspan.lab import cli
+from memspan.lab.training import metrics
 from memspan.models.registry import MODELS
-from memspan.training import metrics
 
 TEXT = "Reading on, it remembers what it read. " * 200
 # One worker has all tests of a folder.

@@ -14,8 +14,8 @@ from torch import nn
 import memspan
 from architectures import CASES
 from memspan import MemspanError
-from memspan.exclusive import random_numbers
 from memspan.files.disk import write_atomically
+from memspan.lab.exclusive import random_numbers
 from memspan.models import LanguageModel
 
 

@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from command_line import refused
-from memspan.data.options import DataConfig
-from memspan.data.tokenizers.registry import train_tokenizer
 from memspan.errors import MemspanError
+from memspan.lab.data.options import DataConfig
+from memspan.lab.data.tokenizers.registry import train_tokenizer
+from memspan.lab.runs.options import RunConfig
+from memspan.lab.training.estimate import Plan, refuse_oversized_training
+from memspan.lab.training.options import TrainConfig
 from memspan.models import CompressiveConfig, FeedbackConfig, LanguageModel, sizes
 from memspan.models.options import EmbeddingConfig
 from memspan.models.registry import MODELS
 from memspan.models.transformer_xl.config import TransformerXLConfig
-from memspan.runs.options import RunConfig
-from memspan.training.estimate import Plan, refuse_oversized_training
-from memspan.training.options import TrainConfig
 from tiny_runs import model_of
 
 pytestmark = [pytest.mark.hardening, pytest.mark.usefixtures("own_folders")]

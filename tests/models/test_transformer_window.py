@@ -9,8 +9,8 @@ import torch
 
 import memspan
 from command_line import SMALL, refused
-from memspan import cli
 from memspan.errors import MemspanError
+from memspan.lab import cli
 from memspan.memory import concatenate
 from memspan.models import LanguageModel
 from memspan.models.transformer.config import TransformerConfig

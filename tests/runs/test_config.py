@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from memspan.errors import MemspanError
+from memspan.lab.runs.options import PRESETS, RunConfig, read_config
+from memspan.lab.sampling import Sampling
+from memspan.lab.training.options import OptimConfig, TrainConfig
 from memspan.models import LanguageModel
 from memspan.models.registry import MODELS
-from memspan.runs.options import PRESETS, RunConfig, read_config
-from memspan.sampling import Sampling
-from memspan.training.options import OptimConfig, TrainConfig
 
 HINTS = typing.get_type_hints(RunConfig).values()
 SECTIONS = [kind for kind in HINTS if dataclasses.is_dataclass(kind)]

@@ -20,14 +20,14 @@ import pytest
 
 import memspan
 from command_line import SMALL, refused
-from memspan import cli
 from memspan.errors import MemspanError
 from memspan.files import disk
-from memspan.runs import checkpoints, history
-from memspan.runs.checkpoint_files import read_state, write_state
-from memspan.runs.folder import lock_run
-from memspan.training import start, trainer
-from memspan.training.options import OptimConfig
+from memspan.lab import cli
+from memspan.lab.runs import checkpoints, history
+from memspan.lab.runs.checkpoint_files import read_state, write_state
+from memspan.lab.runs.folder import lock_run
+from memspan.lab.training import start, trainer
+from memspan.lab.training.options import OptimConfig
 from tiny_runs import OPTIONS, PowerCut, assert_same, content, cut_at, options, validations
 
 pytestmark = [pytest.mark.hardening, pytest.mark.usefixtures("tiny_text")]

@@ -19,16 +19,16 @@ from safetensors.torch import load, save
 
 import hostile
 from fuzz import KINDS
-from memspan.commands.train import new_folder
-from memspan.data.options import DataConfig
-from memspan.data.tokenizers.registry import load_tokenizer
 from memspan.errors import MemspanError
 from memspan.files.disk import read_limited, write_atomically
+from memspan.lab.commands.train import new_folder
+from memspan.lab.data.options import DataConfig
+from memspan.lab.data.tokenizers.registry import load_tokenizer
+from memspan.lab.runs import options as run_options
+from memspan.lab.runs.options import RunConfig
+from memspan.lab.training import metrics
 from memspan.models.registry import MODELS
 from memspan.models.transformer_xl.config import TransformerXLConfig
-from memspan.runs import options as run_options
-from memspan.runs.options import RunConfig
-from memspan.training import metrics
 
 # One worker makes the files.
 pytestmark = [pytest.mark.hardening, pytest.mark.xdist_group("hostile files")]

@@ -16,17 +16,17 @@ from rich.console import Console
 import memspan
 import tiny_runs
 from command_line import refused
-from memspan import cli
-from memspan.data.corpora import load_corpus, located
-from memspan.data.options import DataConfig
-from memspan.data.prepared import prepare
-from memspan.data.token_files import difference, identity
-from memspan.data.tokenizers.plain import ByteTokenizer
 from memspan.errors import MemspanError
-from memspan.runs import checkpoints, history
-from memspan.runs.options import RunConfig
-from memspan.training import metrics, start
-from memspan.training.options import OptimConfig
+from memspan.lab import cli
+from memspan.lab.data.corpora import load_corpus, located
+from memspan.lab.data.options import DataConfig
+from memspan.lab.data.prepared import prepare
+from memspan.lab.data.token_files import difference, identity
+from memspan.lab.data.tokenizers.plain import ByteTokenizer
+from memspan.lab.runs import checkpoints, history
+from memspan.lab.runs.options import RunConfig
+from memspan.lab.training import metrics, start
+from memspan.lab.training.options import OptimConfig
 from tiny_runs import OPTIONS, TEXT, assert_same, at_step, content, cut_at
 
 pytestmark = pytest.mark.usefixtures("tiny_text")

@@ -10,11 +10,11 @@ import torch
 
 import memspan
 from command_line import refused
-from memspan import cli
 from memspan.errors import MemspanError
 from memspan.files.tensors import load_tensors
-from memspan.runs import checkpoints
-from memspan.training import start
+from memspan.lab import cli
+from memspan.lab.runs import checkpoints
+from memspan.lab.training import start
 from tiny_runs import options
 
 

@@ -13,10 +13,10 @@ from torch import nn
 import memspan
 import tiny_runs
 from architectures import randomise
-from memspan import cli
-from memspan.data.tokenizers.base import Tokenizer
-from memspan.data.tokenizers.plain import ByteTokenizer, CharacterTokenizer
 from memspan.errors import MemspanError
+from memspan.lab import cli
+from memspan.lab.data.tokenizers.base import Tokenizer
+from memspan.lab.data.tokenizers.plain import ByteTokenizer, CharacterTokenizer
 from memspan.models.options import EmbeddingConfig
 from memspan.models.registry import MODELS
 

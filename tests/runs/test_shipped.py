@@ -13,10 +13,11 @@ import pytest
 
 import memspan
 from command_line import refused
-from memspan import MemspanError, cli
-from memspan.measurement import report
-from memspan.runs.checkpoint_files import WEIGHTS
-from memspan.runs.folder import SHIPPED
+from memspan import MemspanError
+from memspan.lab import cli
+from memspan.lab.measurement import report
+from memspan.lab.runs.checkpoint_files import WEIGHTS
+from memspan.lab.runs.folder import SHIPPED
 from shipped_runs import RECIPES, RESULTS, SPAN, TRAINED, card, table
 
 ROWS = json.loads(RESULTS.read_text())

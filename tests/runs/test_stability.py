@@ -16,11 +16,11 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 import memspan
-from memspan.cli import main
 from memspan.errors import MemspanError
 from memspan.files.tensors import TYPES, load_tensors, save_tensors
-from memspan.runs import checkpoints
-from memspan.training import metrics
+from memspan.lab.cli import main
+from memspan.lab.runs import checkpoints
+from memspan.lab.training import metrics
 
 SAVED = Path(__file__).parents[1] / "saved" / "0.1.0"
 TEXT = b"Memory is what remains of what was read."

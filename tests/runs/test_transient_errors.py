@@ -19,8 +19,8 @@ import pytest
 import memspan
 from memspan.errors import MemspanError
 from memspan.files import tensors
-from memspan.runs import checkpoints
-from memspan.training import start, trainer
+from memspan.lab.runs import checkpoints
+from memspan.lab.training import start, trainer
 from tiny_runs import content, options, step_of
 
 pytestmark = [pytest.mark.hardening, pytest.mark.usefixtures("tiny_text")]

@@ -9,10 +9,10 @@ import pytest
 
 import memspan
 from command_line import SMALL
-from memspan import cli
-from memspan.data.corpora import ALL, load_corpus
-from memspan.data.prepared import prepare
-from memspan.runs.texts import text_of
+from memspan.lab import cli
+from memspan.lab.data.corpora import ALL, load_corpus
+from memspan.lab.data.prepared import prepare
+from memspan.lab.runs.texts import text_of
 
 TEXT = "".join(f"number {n} follows number{n - 1}. " for n in range(400))
 

@@ -11,17 +11,17 @@ import torch
 
 import tiny_runs
 from command_line import refused
-from memspan import cli
-from memspan.commands.train import train
-from memspan.data.options import DataConfig
-from memspan.distributed import reports
 from memspan.errors import MemspanError
+from memspan.lab import cli
+from memspan.lab.commands.train import train
+from memspan.lab.data.options import DataConfig
+from memspan.lab.distributed import reports
+from memspan.lab.runs.options import RunConfig
+from memspan.lab.training import estimate as estimates
+from memspan.lab.training import start
+from memspan.lab.training.estimate import Plan, Tally, estimate
 from memspan.models import LanguageModel, sizes
 from memspan.models.registry import MODELS
-from memspan.runs.options import RunConfig
-from memspan.training import estimate as estimates
-from memspan.training import start
-from memspan.training.estimate import Plan, Tally, estimate
 
 CPU = torch.device("cpu")
 

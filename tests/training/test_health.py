@@ -15,17 +15,17 @@ import torch
 import memspan
 import tiny_runs
 from architectures import CASES, VOCABULARY
-from memspan.data.tokenizers.plain import ByteTokenizer
 from memspan.errors import MemspanError, NonFiniteError
-from memspan.evaluation import score_tokens
+from memspan.lab.data.tokenizers.plain import ByteTokenizer
+from memspan.lab.evaluation import score_tokens
+from memspan.lab.runs import checkpoints
+from memspan.lab.runs.options import RunConfig
+from memspan.lab.training import start, updates
+from memspan.lab.training.state import non_finite_rows
+from memspan.lab.training.updates import MOST_SKIPS_IN_A_ROW
 from memspan.memory import Memory
 from memspan.models import LanguageModel
 from memspan.models.registry import MODELS
-from memspan.runs import checkpoints
-from memspan.runs.options import RunConfig
-from memspan.training import start, updates
-from memspan.training.state import non_finite_rows
-from memspan.training.updates import MOST_SKIPS_IN_A_ROW
 
 pytestmark = pytest.mark.usefixtures("tiny_text")
 

@@ -14,12 +14,12 @@ import torch
 import memspan
 import tiny_runs
 from architectures import randomise
-from memspan.commands.train import train as train_command
 from memspan.errors import MemspanError
-from memspan.runs import checkpoints
-from memspan.training import metrics, updates
-from memspan.training.optimisers import OPTIMISERS, Groups, MakeOptimiser, Optimiser, kept_bytes
-from memspan.training.options import OptimConfig
+from memspan.lab.commands.train import train as train_command
+from memspan.lab.runs import checkpoints
+from memspan.lab.training import metrics, updates
+from memspan.lab.training.optimisers import OPTIMISERS, Groups, MakeOptimiser, Optimiser, kept_bytes
+from memspan.lab.training.options import OptimConfig
 from tiny_runs import Odd
 
 pytestmark = pytest.mark.usefixtures("tiny_text")

@@ -17,13 +17,14 @@ from torch import Tensor
 
 import tiny_runs
 from architectures import CASES
-from memspan import cli, precision
+from memspan import precision
 from memspan.errors import MemspanError
+from memspan.lab import cli
+from memspan.lab.runs.options import RunConfig, load_config
+from memspan.lab.training import start, updates, validation
 from memspan.models.options import EmbeddingConfig
 from memspan.models.registry import MODELS
 from memspan.precision import AUTOMATIC, Precision, resolve
-from memspan.runs.options import RunConfig, load_config
-from memspan.training import start, updates, validation
 
 CPU = torch.device("cpu")
 SMALL = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12, "memory_length": 4}
@@ -158,7 +159,7 @@ def test_a_run_goes_on_in_its_own_precision(
     sealed = load_config(Path("r")).train
     assert (sealed.precision, sealed.matmul_precision) == ("float32", "highest")
     # On a machine where new runs would take another.
-    monkeypatch.setattr("memspan.training.state.AUTOMATIC", Precision("bfloat16"))
+    monkeypatch.setattr("memspan.lab.training.state.AUTOMATIC", Precision("bfloat16"))
     for flags in (["--train.steps=4"], ["--train.steps=5", "--train.precision=auto"]):
         cli.main(["train", "--resume", "r", *flags])
         assert "on cpu in float32 (" in capsys.readouterr().out

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 import memspan
 import tiny_runs
 from command_line import refused
-from memspan import cli
-from memspan.data.streams import Streams
 from memspan.errors import MemspanError
-from memspan.runs import checkpoints, history
-from memspan.runs.options import RunConfig, load_config
-from memspan.training import metrics, start
-from memspan.training.optimisers import learning_rate
-from memspan.training.options import OptimConfig, TrainConfig
+from memspan.lab import cli
+from memspan.lab.data.streams import Streams
+from memspan.lab.runs import checkpoints, history
+from memspan.lab.runs.options import RunConfig, load_config
+from memspan.lab.training import metrics, start
+from memspan.lab.training.optimisers import learning_rate
+from memspan.lab.training.options import OptimConfig, TrainConfig
 from tiny_runs import OPTIONS, TEXT
 
 pytestmark = pytest.mark.usefixtures("tiny_text")

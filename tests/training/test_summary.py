@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 import memspan
-from memspan.training import start
-from memspan.training.options import OptimConfig
+from memspan.lab.training import start
+from memspan.lab.training.options import OptimConfig
 from tiny_runs import cut_at, options
 
 pytestmark = pytest.mark.usefixtures("tiny_text")

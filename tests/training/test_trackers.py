@@ -9,11 +9,11 @@ from unittest.mock import MagicMock, call
 import pytest
 
 import tiny_runs
-from memspan import cli
 from memspan.errors import MemspanError
-from memspan.runs.options import read_config, to_toml
-from memspan.training import metrics, start
-from memspan.training.metrics import TRACKERS
+from memspan.lab import cli
+from memspan.lab.runs.options import read_config, to_toml
+from memspan.lab.training import metrics, start
+from memspan.lab.training.metrics import TRACKERS
 
 pytestmark = pytest.mark.usefixtures("tiny_text")
 

@@ -16,17 +16,17 @@ import torch
 
 import memspan
 import tiny_runs
-from memspan.data.options import DataConfig
 from memspan.errors import MemspanError
+from memspan.lab.data.options import DataConfig
+from memspan.lab.runs import checkpoints
+from memspan.lab.runs.options import RunConfig
+from memspan.lab.training import metrics, start, updates
+from memspan.lab.training.options import OptimConfig
+from memspan.lab.training.summary import prompt_from
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.options import EmbeddingConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig as XL
-from memspan.runs import checkpoints
-from memspan.runs.options import RunConfig
-from memspan.training import metrics, start, updates
-from memspan.training.options import OptimConfig
-from memspan.training.summary import prompt_from
 from tiny_runs import assert_same, at_step, cut_at, step_of
 from warm import Child
 

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from memspan import cli
-from memspan.data.options import DataConfig
-from memspan.data.tokenizers.plain import ByteTokenizer
-from memspan.data.tokenizers.registry import train_tokenizer
-from memspan.evaluation import score_tokens
+from memspan.lab import cli
+from memspan.lab.data.options import DataConfig
+from memspan.lab.data.tokenizers.plain import ByteTokenizer
+from memspan.lab.data.tokenizers.registry import train_tokenizer
+from memspan.lab.evaluation import score_tokens
+from memspan.lab.training import metrics, start
 from memspan.models import LanguageModel
-from memspan.training import metrics, start
 from tiny_runs import OPTIONS, options
 
 KNOWN = "the quick brown fox jumps over the lazy dog\n" * 200
@@ -65,7 +65,7 @@ def test_scores_count_unknown_tokens_and_have_no_bits_then(
 
 
 def test_long_texts_are_counted_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memspan.data.tokenizers.base.COUNTED", 3)
+    monkeypatch.setattr("memspan.lab.data.tokenizers.base.COUNTED", 3)
     tokenizer = train_tokenizer("words", [b"a b"])
     assert tokenizer.count_unknown(tokenizer.encode(b"a x b x x a b x")) == 4
     assert ByteTokenizer().count_unknown(np.zeros(7, np.uint8)) == 0
@@ -88,7 +88,7 @@ def test_training_and_evaluation_say_what_is_unknown(
     axes = pytest.importorskip("matplotlib.axes")
     plot = mock.create_autospec(axes.Axes.plot, side_effect=axes.Axes.plot)
     monkeypatch.setattr(axes.Axes, "plot", plot)
-    monkeypatch.setattr("memspan.training.terminal.PLAIN_SECONDS", 0)
+    monkeypatch.setattr("memspan.lab.training.terminal.PLAIN_SECONDS", 0)
     Path("text.txt").write_text(text)
     data = DataConfig("text.txt", "words", vocab_size)
     console = Console(file=io.StringIO(), record=True, width=1000)

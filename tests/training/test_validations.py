@@ -15,12 +15,12 @@ from rich.console import Console
 import memspan
 import tiny_runs
 from command_line import refused
-from memspan import cli
 from memspan.errors import MemspanError, NonFiniteError
-from memspan.runs import checkpoints
-from memspan.runs.options import RunConfig
-from memspan.training import start
-from memspan.training.validation import Validation
+from memspan.lab import cli
+from memspan.lab.runs import checkpoints
+from memspan.lab.runs.options import RunConfig
+from memspan.lab.training import start
+from memspan.lab.training.validation import Validation
 from tiny_runs import step_of
 
 pytestmark = pytest.mark.usefixtures("tiny_text")

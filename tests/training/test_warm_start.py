@@ -13,11 +13,15 @@ import memspan
 import tiny_runs
 from architectures import randomise
 from golden import assert_same
-from memspan import cli
-from memspan.data.options import DataConfig
-from memspan.data.tokenizers.base import Tokenizer
-from memspan.data.tokenizers.plain import ByteTokenizer, CharacterTokenizer
 from memspan.errors import MemspanError
+from memspan.lab import cli
+from memspan.lab.data.options import DataConfig
+from memspan.lab.data.tokenizers.base import Tokenizer
+from memspan.lab.data.tokenizers.plain import ByteTokenizer, CharacterTokenizer
+from memspan.lab.runs.options import RunConfig
+from memspan.lab.runs.run import Run
+from memspan.lab.training.options import OptimConfig
+from memspan.lab.training.warm_start import initialise_from
 from memspan.models import LanguageModel
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.lstm.config import LSTMConfig
@@ -26,10 +30,6 @@ from memspan.models.registry import MODELS
 from memspan.models.transformer_xl.config import TransformerXLConfig as XL
 from memspan.ops.feedback.attention import Distances, feedback_attention
 from memspan.ops.relative import Positions, relative_attention
-from memspan.runs.options import RunConfig
-from memspan.runs.run import Run
-from memspan.training.options import OptimConfig
-from memspan.training.warm_start import initialise_from
 
 SIZE: dict[str, Any] = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12, "memory_length": 5}
 BYTES = ByteTokenizer()

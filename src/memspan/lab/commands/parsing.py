@@ -1,0 +1,255 @@
+"""Command lines as dataclasses: the string under a field is the flag's help. Parsed by tyro.
+
+Only a run's folder says which architecture it has, so the verbs that read one take the options of all
+architectures; those that the run's own does not have are refused when it is read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import importlib
+import inspect
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
+
+import tyro
+from tyro import _errors as events
+
+from memspan.calls import nearest
+from memspan.checks import (
+    MatmulPrecision,
+    Products,
+    at_least,
+    check_types,
+    refuse_contradictory_precision,
+)
+from memspan.errors import MemspanError
+from memspan.lab.commands.threads import Threads
+from memspan.lab.runs.folder import SHIPPED
+from memspan.models.registry import MODELS, load_plugins
+
+if TYPE_CHECKING:
+    from memspan.lab.runs.run import Run
+    from memspan.precision import Precision
+
+T = TypeVar("T")
+Modules = Annotated[
+    tuple[str, ...],
+    tyro.conf.arg(
+        name="import",
+        metavar="MODULE",
+        help="Import this module first: it registers an architecture of your own. May be repeated.",
+    ),
+    tyro.conf.UseAppendAction,
+]
+"""The option ``--import``, for the verbs that build models. :func:`import_modules` acts on it."""
+Split = Annotated[
+    Literal["auto", "train", "validation", "test", "all"],
+    tyro.conf.arg(
+        help="Part of the corpus; all: the whole text in order. auto: validation; for standard input "
+        "all."
+    ),
+]
+Field = Annotated[
+    str | None,
+    tyro.conf.arg(
+        help="Field or column that holds each record's text, in JSON Lines, CSV, Parquet and data sets "
+        "(None: as in training)."
+    ),
+]
+RUN_HELP = (
+    "Run folder, for its best weights; one of its checkpoints, such as RUN/checkpoints/step-750; or, "
+    f"if there is no such folder, a run that comes with memspan: {', '.join(SHIPPED)}."
+)
+TARGET_HELP = (
+    f"A run, by folder or of those that come with memspan ({', '.join(SHIPPED)}); a run's checkpoint, "
+    "such as RUN/checkpoints/step-750; a preset; a folder in transformers' format; transformers:TYPE, "
+    "made small and random, such as transformers:mamba; or FILE.py:NAME, a model or a function that "
+    "makes one."
+)
+PRECISION_HELP = (
+    "Precision of matrix products: auto is float32. On a CPU without AVX-512 bfloat16 is slow, except "
+    f"for single tokens of {' and '.join(n for n, kind in MODELS.items() if kind.bfloat16_tokens)}, "
+    "which are faster if the model is large."
+)
+
+
+@dataclass(frozen=True)
+class DeviceArguments:
+    """Device and precision for reading trained models."""
+
+    device: str = "auto"
+    """auto, cpu, cuda, ..."""
+    precision: Annotated[Products, tyro.conf.arg(help=PRECISION_HELP)] = "auto"
+    matmul_precision: MatmulPrecision = "auto"
+    """How products of float32 are computed (auto: as in training). See memspan train --help."""
+    threads: Threads = None
+
+    modules: Modules = ()
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        refuse_contradictory_precision(self.precision, self.matmul_precision)
+        at_least(1, self, "threads")
+
+    def others(self, *but: str) -> dict[str, Any]:
+        """All options but these and those of how a run is opened: for the function of that name."""
+        opening = {each.name for each in dataclasses.fields(ReadingArguments)}
+        return {name: v for name, v in vars(self).items() if name not in {*opening, *but}}
+
+
+@dataclass(frozen=True)
+class ReadingArguments(DeviceArguments):
+    """A run and how it is read."""
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(help=RUN_HELP)] = field(kw_only=True)
+
+    def opened(self) -> tuple[Run, Precision]:
+        """The run, and the precision to read in. Imports torch."""
+        from memspan.devices import device_for
+        from memspan.lab.runs.run import load, precision_for
+
+        run = load(self.run, str(device_for(self.device)))
+        return run, precision_for(run, self.precision, self.matmul_precision)
+
+
+class _RefusedError(Exception):
+    """The parser's event. Not a ValueError, which tyro would take for a mistake in a value."""
+
+
+def parsed(kind: type[T], arguments: list[str], program: str, default: T | None = None) -> T:
+    """The command line, without the verb, as a ``kind``; exits after ``--help``.
+
+    Errors are raised instead of drawn in a box. The parser's events are not part of tyro's public
+    interface: pyproject.toml bounds its version, and test_parsing.py fails if they change.
+    """
+
+    def refuse(event: events.ParseErrorEvent) -> None:
+        raise _RefusedError(event)
+
+    try:
+        with events.on_parse_error(refuse):
+            options: dict[str, Any] = {} if default is None else {"default": default}
+            return tyro.cli(kind, args=arguments, prog=program, **options)
+    except _RefusedError as error:
+        (event,) = error.args
+        if isinstance(event, events.UnrecognizedArgs):
+            line = _unknown(event.tokens, list(_flags(default or kind)))
+        else:
+            line = _line(event)
+        raise MemspanError(f"{line}; {program} --help explains every option") from None
+
+
+def _line(event: events.ParseErrorEvent) -> str:
+    if isinstance(event, events.InvalidChoice):
+        choices = ", ".join(event.choices)
+        return f"{event.argument.display_name()} must be one of {choices}, not {event.value!r}"
+    if isinstance(event, events.BadValue):
+        return f"{event.argument.display_name()} needs a value: give one"
+    if isinstance(event, events.MissingArgs):
+        return (
+            f"{', '.join(a.arg.display_name() for a in event.missing_arguments)} is missing: add it"
+        )
+    if isinstance(event, events.InstantiationFailure):
+        # Without an argument it is a message of ours, from a dataclass's own checks.
+        if event.argument is None:
+            return event.message
+        name = event.argument.display_name()
+        # Python's messages; for an option that may be None, they are among what was tried.
+        for start, kind in (("invalid literal", "an integer"), ("could not convert", "a number")):
+            if start in event.message:
+                value = event.message.partition(start)[2].partition(": ")[2]
+                return f"{name} takes {kind}, not {value}"
+        return f"{name}: {event.message}"
+    return f"these options cannot be parsed ({type(event).__name__})"
+
+
+def _unknown(tokens: list[str], flags: list[str]) -> str:
+    name = next((token for token in tokens if token.startswith("-")), None)
+    if name is None:
+        token = tokens[0]
+        text = [flag for flag in flags if flag.endswith(("--prompt", "corpus"))]
+        remedy = f"perhaps {text[0]} {shlex.quote(token)} is meant" if text else "drop it"
+        return f"unexpected argument {token!r}: {remedy}, or name its option"
+    name = name.partition("=")[0].replace("_", "-")
+    # Without its section an option is rarely the nearest in spelling.
+    by_last = {flag.lstrip("-").rpartition(".")[2].replace("-", "_"): flag for flag in flags}
+    last = nearest(name.lstrip("-").rpartition(".")[2].replace("-", "_"), by_last)
+    near = difflib.get_close_matches(name, flags, n=1, cutoff=0.8)
+    near = near or ([by_last[last]] if last else [])
+    return f"there is no option {name}" + "".join(f"; perhaps {flag} is meant" for flag in near)
+
+
+def _flags(options: Any, prefix: str = "") -> Iterator[str]:
+    """The flags of a dataclass or, where its sections have no defaults, of an instance."""
+    kind = options if isinstance(options, type) else type(options)
+    hints = get_type_hints(kind, include_extras=True)
+    for each in dataclasses.fields(kind):
+        renamed = [getattr(m, "name", None) for m in getattr(hints[each.name], "__metadata__", ())]
+        name = next((n for n in renamed if n is not None), each.name)
+        part = getattr(options, each.name, None)
+        if dataclasses.is_dataclass(part):
+            yield from _flags(part, f"{prefix}{name}." if name else prefix)
+        else:
+            yield f"--{prefix}{name}".replace("_", "-")
+
+
+def peek_flags(arguments: list[str]) -> argparse.Namespace:
+    """The options that decide which others there are, and their defaults: ``model``, ``preset``,
+    ``resume``, ``init_from`` and the list ``modules``. Mistakes in them are left to :func:`parsed`."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in ("--model", "--preset", "--resume"):
+        parser.add_argument(name, nargs="?")
+    parser.add_argument("--init-from", "--init_from", nargs="?")
+    parser.add_argument("--import", dest="modules", nargs="?", action="append", default=[])
+    return parser.parse_known_args(arguments)[0]
+
+
+def import_modules(arguments: list[str]) -> None:
+    """Import the modules of ``--import``, which register architectures of their own."""
+    load_plugins()
+    for name in filter(None, peek_flags(arguments).modules):
+        # Last: a file in the current folder must not stand in for an installed library.
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            raise MemspanError(
+                f"--import {name}: there is no module {error.name}: check the name, or install it"
+            ) from None
+
+
+def with_architectures(verb: type[T], *kinds: str) -> type[T]:
+    """The dataclass ``verb`` with options of all architectures, ``memory_options``, ``reader_options``
+    or both, as further fields."""
+    found: dict[str, tuple[Any, str]] = {}
+    owners: dict[str, list[str]] = {}
+    for architecture, model in MODELS.items():
+        for kind in (getattr(model, each) for each in kinds):
+            for name, hint in get_type_hints(kind).items():
+                found.setdefault(name, (hint, _help(kind, name)))
+                owners.setdefault(name, []).append(architecture)
+    fields: list[tuple[str, Any, None]] = []
+    for name, (hint, text) in found.items():
+        help_text = f"{text} For {', '.join(owners[name])}."
+        fields.append((name, Annotated[hint, tyro.conf.arg(help=help_text)], None))
+    return dataclasses.make_dataclass(
+        verb.__name__, fields, bases=(verb,), frozen=True, namespace={"__doc__": verb.__doc__}
+    )
+
+
+def _help(kind: type, name: str) -> str:
+    """The string under a field, which Python itself does not keep."""
+    sources = map(inspect.getsource, kind.__mro__[:-1])
+    below = re.compile(rf'^ +{name}: [^\n]*\n +"""(.*?)"""', re.MULTILINE | re.DOTALL)
+    text = next((found[1] for source in sources if (found := below.search(source))), "")
+    return " ".join(text.split())

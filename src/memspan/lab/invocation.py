@@ -1,0 +1,36 @@
+"""How to call ``memspan`` where it runs, for messages that name a next command."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+
+PROGRAM = "MEMSPAN_PROGRAM"
+"""Set by our launcher for the processes that it starts: how it was started itself."""
+
+
+def command(*arguments: object) -> str:
+    """``memspan`` with ``arguments``, quoted, as a shell in this folder runs it."""
+    return " ".join([program(), *(shlex.quote(str(argument)) for argument in arguments)])
+
+
+def program() -> str:
+    """``memspan`` as this process was started, or could be."""
+    if PROGRAM in os.environ:
+        return os.environ[PROGRAM]
+    # Text, not a path, which would lose the ./ of ./memspan.
+    script = sys.argv[0]
+    if Path(script) == Path(__file__).parents[1] / "__main__.py":
+        return f"{shlex.quote(sys.orig_argv[0])} -m memspan"
+    if Path(script).stem != "memspan":
+        # Called from Python: the script that was installed beside it.
+        script = os.path.join(sysconfig.get_path("scripts"), "memspan")
+    if os.path.exists(script):
+        on_path = shutil.which("memspan")
+        named = on_path is not None and os.path.samefile(on_path, script)
+        return "memspan" if named else shlex.quote(script)
+    return f"{shlex.quote(sys.executable)} -m memspan"

@@ -1,0 +1,120 @@
+"""Runs that memspan did not train: made of a model from a loop of one's own, or of others' weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from memspan.calls import checked
+from memspan.errors import MemspanError
+from memspan.lab.data.tokenizers.base import Tokenizer
+from memspan.lab.data.tokenizers.plain import ByteTokenizer
+from memspan.lab.data.tokenizers.registry import read_tokenizer
+from memspan.lab.runs import checkpoints
+from memspan.lab.runs.checkpoint_files import Checkpoint, State, check_fit, weights_of
+from memspan.lab.runs.folder import lock_run
+from memspan.lab.runs.options import RunConfig
+from memspan.lab.runs.run import create
+from memspan.models import LanguageModel
+from memspan.models.options import BackboneConfig
+from memspan.models.registry import MODELS
+
+NOT_BEGUN = State(step=0, best=None, best_step=None, streams={}, corpus={}, health={})
+"""The state of a run before its first step, with an unknown corpus."""
+
+
+@checked
+def save_run(
+    model: LanguageModel,
+    folder: str | Path,
+    *,
+    tokenizer: str | Path | Tokenizer = "bytes",
+    segment_length: int = 64,
+) -> Path:
+    """Save a model that was trained in a loop of one's own as a run, for all verbs.
+
+    Weights are saved in float32. The run can be trained on from them, as from the start, with
+    ``memspan train --resume FOLDER --data.corpus TEXT``.
+
+    Args:
+        model: the model.
+        folder: a new folder for the run.
+        tokenizer: the one that made its tokens: ``bytes``, the path of a ``tokenizer.json`` of a run
+            or of the library ``tokenizers``, or that of a run that was loaded.
+        segment_length: tokens that it reads at once, T, as in its training.
+
+    Returns:
+        The folder, for :func:`memspan.load`, :func:`memspan.evaluate` and :func:`memspan.generate`.
+
+    Raises:
+        MemspanError: the vocabularies differ in size; modules of the model were replaced; its
+            architecture is not registered; there is something in the folder already.
+
+    Example::
+
+        folder = memspan.save_run(model, "runs/mine")
+        print(memspan.generate(folder, "The river", tokens=50).text)
+    """
+    folder = Path(folder)
+    if not isinstance(tokenizer, Tokenizer):
+        named = str(tokenizer)
+        tokenizer = ByteTokenizer() if named == "bytes" else read_tokenizer(Path(named))
+    if tokenizer.vocab_size != model.vocab_size:
+        raise MemspanError(
+            f"the tokeniser has {tokenizer.vocab_size:,} tokens ({tokenizer.kind}) and the model "
+            f"{model.vocab_size:,}: give the one that made its tokens, as tokenizer="
+        )
+    options = model.backbone.config
+    name = next((name for name, kind in MODELS.items() if type(options) is kind), None)
+    if name is None:
+        raise MemspanError(
+            f"{type(options).__name__} is not registered: call memspan.models.register first"
+        )
+    kept = "bytes" if tokenizer.kind == "bytes" else str(folder.absolute() / "tokenizer.json")
+    config = RunConfig(model=options, architecture=name, embedding=model._embedding_options)
+    config = dataclasses.replace(
+        config,
+        data=dataclasses.replace(config.data, tokenizer=kept),
+        train=dataclasses.replace(config.train, segment_length=segment_length),
+    )
+    weights = {
+        name: tensor.float() if tensor.is_floating_point() else tensor
+        for name, tensor in weights_of(model).items()
+    }
+    try:
+        check_fit(folder, config, model.vocab_size, weights)
+    except MemspanError as error:
+        raise MemspanError(
+            f"the model is not as its options make it, so that it could not be loaded ({error}): save "
+            "its state_dict with torch or safetensors instead"
+        ) from None
+    return write(folder, config, tokenizer, weights)
+
+
+def write(
+    folder: Path,
+    config: RunConfig[BackboneConfig],
+    tokenizer: Tokenizer,
+    weights: Mapping[str, Tensor],
+) -> Path:
+    """Write a run that begins with these weights; whatever fails, nothing is left of it.
+
+    Raises:
+        MemspanError: there is something in the folder already; the disk is full.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise MemspanError(f"{folder} exists already: choose another folder for the run")
+    with lock_run(folder) as lock, torch.no_grad():
+        try:
+            create(lock, config, tokenizer)
+            checkpoints.save(lock, Checkpoint(weights, {}, NOT_BEGUN), True, keep=1)
+        except BaseException:
+            # Half a run would be in the way of the next attempt.
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+    return folder
