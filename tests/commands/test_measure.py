@@ -16,7 +16,7 @@ from command_line import printed
 from memspan.lab import cli
 from memspan.lab.measurement import repeats, report, span, statistics
 from memspan.lab.measurement.report import Report
-from memspan.stateful import Function, Inputs
+from statelaws import Function, Inputs
 
 TEXT = command_line.TEXT.decode()
 pytestmark = pytest.mark.usefixtures("text_file", "models", "one_round")

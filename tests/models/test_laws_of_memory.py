@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from architectures import CASES
-from memspan.models.stateful import CarriesMemory
-from memspan.stateful import check
-from memspan.stateful.protocol import RefusedError
+from memspan.lab.carries_memory import CarriesMemory
+from statelaws import check
+from statelaws.protocol import RefusedError
 
 
 @pytest.mark.parametrize(("part", "dtype"), [("model", torch.int64), ("backbone", torch.float64)])

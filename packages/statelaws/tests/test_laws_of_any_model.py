@@ -5,19 +5,18 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-import small_models
 import torch
-from small_models import BUGS, Attention, Convolved, Gated, Sliding, State, Twin
 from torch import Tensor
 
-import memspan.stateful.testing
-import pages
-from memspan.stateful.check import NAMES, check
-from memspan.stateful.protocol import Claims
+import small_models
+from small_models import BUGS, Attention, Convolved, Gated, Sliding, State, Twin
+from statelaws.check import NAMES, check
+from statelaws.protocol import Claims
 
 WITHOUT_A_SCRIPT = {small_models.TheModelKeepsItsOutputs}
 
@@ -90,11 +89,11 @@ def test_a_correct_model_breaks_no_law(kind: type[Twin], missing: set[str], exac
 # ----- As cases of pytest
 
 
-README = Path(memspan.stateful.testing.__file__).with_name("README.md")
+README = Path(__file__).parents[1] / "README.md"
 
 CASES = """
 import torch
-from memspan.stateful.testing import laws
+from statelaws.testing import laws
 from small_models import Gated, SelectIgnoresTheOrder
 
 test_right = laws(Gated, only=["cuts", "files", "roll-back"], seeds=(0, 1))
@@ -102,7 +101,7 @@ test_wrong = laws(SelectIgnoresTheOrder, only=["rows", "cuts"])
 """
 
 
-@pytest.mark.usefixtures("own_folders")
+@pytest.mark.usefixtures("own_folder")
 def test_a_failure_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     Path("test_mine.py").write_text(CASES)
     pytest.main(["-p", "no:cacheprovider", "-q", "-rs", "test_mine.py"])
@@ -125,7 +124,7 @@ def test_the_readme_runs_and_is_a_screen(capsys: pytest.CaptureFixture[str]) -> 
     text = README.read_text(encoding="utf-8")
     assert len(text.splitlines()) < 75
     scope: dict[str, object] = {}
-    for _, code in pages.blocks(README):
+    for code in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         exec(code, scope)
     assert "cuts           holds" in capsys.readouterr().out
     assert scope["test_laws"]

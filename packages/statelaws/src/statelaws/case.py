@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memspan.stateful.protocol import NotOfferedError, RefusedError, Stateful
+from statelaws.protocol import NotOfferedError, RefusedError, Stateful
 
 FEW = 8
 """Tokens of a draw from the first or the last ids."""
@@ -237,7 +237,7 @@ _FUNCTIONS = (
 def script(model: Stateful[Any], lines: Sequence[str], shown: str, comment: str) -> str:
     """Python that runs ``lines`` as far as ``shown`` needs them, and prints that.
 
-    It does not need memspan if the model has ``source()``: Python that makes the same model, weights
+    It needs torch alone if the model has ``source()``: Python that makes the same model, weights
     included and in evaluation mode, and defines ``module``, ``start``, ``read`` and whatever else of
     the protocol the model has as plain functions, each after two empty lines; ``torch`` and ``Path``
     are imported before. Nor if it has ``made``, lines that define ``model``. Otherwise that must be

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from memspan.stateful.protocol import (
+from statelaws.protocol import (
     MADE,
     PLAIN,
     Claims,
@@ -124,7 +124,7 @@ def copy(state):
 """
 
 
-HOW = "memspan.stateful.Stateful"
+HOW = "statelaws.Stateful"
 """Where it says what that needs."""
 
 

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from memspan.stateful.case import (
+from statelaws.case import (
     ITSELF,
     Case,
     Named,
@@ -30,8 +30,8 @@ from memspan.stateful.case import (
     join,
     script,
 )
-from memspan.stateful.effect import without_effect
-from memspan.stateful.floor import (
+from statelaws.effect import without_effect
+from statelaws.floor import (
     CLOSE,
     FACTOR,
     IdleBits,
@@ -41,8 +41,8 @@ from memspan.stateful.floor import (
     idle_bits,
     reference,
 )
-from memspan.stateful.laws import LAWS, ROWS, Compared, Law, length_of
-from memspan.stateful.protocol import PLAIN, NotOfferedError, RefusedError, Stateful, leaves_of
+from statelaws.laws import LAWS, ROWS, Compared, Law, length_of
+from statelaws.protocol import PLAIN, NotOfferedError, RefusedError, Stateful, leaves_of
 
 Outcome = Literal["holds", "broken", "inconclusive", "refused", "not-offered"]
 

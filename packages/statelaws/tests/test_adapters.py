@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from memspan.stateful.caches import Causal
-from memspan.stateful.check import NAMES, check
-from memspan.stateful.protocol import Inputs, NotOfferedError, RefusedError, Stateful, Truncates
-from memspan.stateful.recurrent import Function, Recurrent, copied, mapped
+from statelaws.caches import Causal
+from statelaws.check import NAMES, check
+from statelaws.protocol import Inputs, NotOfferedError, RefusedError, Stateful, Truncates
+from statelaws.recurrent import Function, Recurrent, copied, mapped
 
 RNNS: dict[str, tuple[type[nn.RNNBase], dict[str, Any]]] = {
     "rnn": (nn.RNN, {"num_layers": 2}),

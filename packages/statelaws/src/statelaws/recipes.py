@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from memspan.stateful.caches import Causal
-from memspan.stateful.protocol import Padding, RefusedError
+from statelaws.caches import Causal
+from statelaws.protocol import Padding, RefusedError
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32,

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from memspan.stateful.case import LACKS, Case, Named, Reading, join, written
-from memspan.stateful.protocol import Claims, NotOfferedError, RefusedError, Stateful
+from statelaws.case import LACKS, Case, Named, Reading, join, written
+from statelaws.protocol import Claims, NotOfferedError, RefusedError, Stateful
 
 ROWS = 3
 MANY_ROWS = 33
@@ -71,7 +71,7 @@ class Law:
 
 
 LAWS: list[Law] = []
-"""In a report's order; ``bounded`` does not compare outputs, and is in ``memspan.stateful.check``."""
+"""In a report's order; ``bounded`` does not compare outputs, and is in ``statelaws.check``."""
 
 
 def length_of(claims: Claims) -> int:

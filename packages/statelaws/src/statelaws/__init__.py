@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from memspan.stateful.caches import Causal
-from memspan.stateful.check import Finding, Report, check
-from memspan.stateful.protocol import (
+from statelaws.caches import Causal
+from statelaws.check import Finding, Report, check
+from statelaws.protocol import (
     Claims,
     Inputs,
     NotOfferedError,
@@ -19,7 +19,7 @@ from memspan.stateful.protocol import (
     Stateful,
     Truncates,
 )
-from memspan.stateful.recurrent import Function, Recurrent
+from statelaws.recurrent import Function, Recurrent
 
 __all__ = [
     "Causal",

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from small_models import WIDTH, Attention, Convolved, Gated, Read, Sliding, State, Twin, turned
 from torch import Tensor, nn
 
-from memspan.stateful.protocol import Claims, Inputs
-from memspan.stateful.recurrent import Function, Recurrent
+from small_models import WIDTH, Attention, Convolved, Gated, Read, Sliding, State, Twin, turned
+from statelaws.protocol import Claims, Inputs
+from statelaws.recurrent import Function, Recurrent
 
 RIGHT: dict[str, Callable[[], Any]] = {}
 """Functions that make each, by name."""

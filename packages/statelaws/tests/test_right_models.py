@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from right_models import LOW, RIGHT
 
-from memspan.stateful.check import Report, check
-from memspan.stateful.protocol import Stateful
+from right_models import LOW, RIGHT
+from statelaws.check import Report, check
+from statelaws.protocol import Stateful
 
 SAMPLE = (
     *("linear attention, chunks of 8", "retention in float64", "diagonal state space by FFT"),

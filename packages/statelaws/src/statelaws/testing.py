@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from memspan.stateful.check import NAMES, SAYS, check
-from memspan.stateful.protocol import Stateful
+from statelaws.check import NAMES, SAYS, check
+from statelaws.protocol import Stateful
 
 
 def laws(

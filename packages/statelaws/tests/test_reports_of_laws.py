@@ -8,15 +8,15 @@ from collections.abc import Collection
 from typing import Any
 
 import pytest
-import small_models
 import torch
-from small_models import Convolved, Gated, State
 from torch import Tensor, nn
 
-from memspan.stateful.check import NAMES, check
-from memspan.stateful.floor import perturbed
-from memspan.stateful.protocol import Claims, Inputs, RefusedError
-from memspan.stateful.recurrent import Function
+import small_models
+from small_models import Convolved, Gated, State
+from statelaws.check import NAMES, check
+from statelaws.floor import perturbed
+from statelaws.protocol import Claims, Inputs, RefusedError
+from statelaws.recurrent import Function
 
 
 def test_a_model_is_afterwards_as_it_was() -> None:

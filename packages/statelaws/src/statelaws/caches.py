@@ -11,8 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from memspan.stateful.case import device_of
-from memspan.stateful.protocol import (
+from statelaws.case import device_of
+from statelaws.protocol import (
     MADE,
     Claims,
     Inputs,
@@ -21,7 +21,7 @@ from memspan.stateful.protocol import (
     RefusedError,
     tensors_of,
 )
-from memspan.stateful.recurrent import copied, mapped
+from statelaws.recurrent import copied, mapped
 
 CACHES = ("cache", "past_key_values", "cache_params", "state", "mems", "past_buckets_states")
 """Names of caches, in models' outputs and arguments: the first is transformers' since 5.24."""

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memspan.stateful.case import Case, Named, Reading
-from memspan.stateful.floor import difference, exact
-from memspan.stateful.protocol import PLAIN, Stateful, leaves_of
+from statelaws.case import Case, Named, Reading
+from statelaws.floor import difference, exact
+from statelaws.protocol import PLAIN, Stateful, leaves_of
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from memspan.memory import Memory
 from memspan.models.language_model import LanguageModel
 from memspan.models.output import BackboneOutput, Output
 from memspan.models.protocol import Backbone
-from memspan.stateful.protocol import Claims, Inputs, RefusedError
+from statelaws.protocol import Claims, Inputs, RefusedError
 
 
 class CarriesMemory:

@@ -1,7 +1,6 @@
 """What a model that carries state offers: four functions over rows.
 
-It does not import the rest of memspan, so that the tests of any package can use it. ``B`` is the number
-of rows, ``T`` that of tokens.
+``B`` is the number of rows, ``T`` that of tokens.
 """
 
 from __future__ import annotations
