@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import memspan
 from command_line import printed
 from memspan.lab import cli
-from statelaws import Function, Inputs
+from memspan.stateful import Function, Inputs
 
 pytestmark = pytest.mark.usefixtures("models")
 

@@ -307,9 +307,14 @@ def past(model: MemspanForCausalLM) -> MemspanCache:
 
 FEW = {"max_new_tokens": 2}
 MISTAKES: dict[str, Callable[[Any], Any]] = {
-    "give input_ids": lambda m: m.generate(inputs_embeds=torch.zeros(1, 3, 8), **FEW),
-    "leave them out": lambda m: m(text(1, 3), output_attentions=True),
-    "tokens must be an int64 tensor .* None": lambda m: m(),
+    "input_ids or inputs_embeds, one of the two": lambda m: m(),
+    "one of the two": lambda m: m(text(1, 3), inputs_embeds=m.model.embedding(text(1, 3))),
+    r"x must be a float64 tensor \[rows, length": lambda m: m(inputs_embeds=torch.zeros(1, 3, 1)),
+    "output_attentions: not for this model": lambda m: m(text(1, 3), output_attentions=True),
+    r"position_ids must be \[1, 3\]": lambda m: m(text(1, 3), position_ids=torch.arange(4)),
+    "each document a row of its own": lambda m: m(
+        text(1, 4), position_ids=torch.tensor([[0, 1, 0, 1]])
+    ),
     "tokens must be an int64 tensor .* float32": lambda m: m(torch.zeros(1, 3)),
     "token .* is not in the vocabulary": lambda m: m(text(1, 3) + 90),
     "target .* is not in the vocabulary": lambda m: m(text(1, 3), labels=text(1, 3) + 90),

@@ -30,7 +30,7 @@ from memspan.lab.integrations.transformers import (
     MemspanForCausalLM,
     fast_tokenizer,
 )
-from statelaws.protocol import tensors_of
+from memspan.stateful.protocol import tensors_of
 
 theirs = pytest.mark.filterwarnings("ignore:`(is_)?gradient_checkpointing:FutureWarning")
 SMALL = {"n_layers": 1, "d_model": 8, "n_heads": 2, "d_ff": 8}
@@ -82,6 +82,23 @@ def test_the_best_model_by_eval_loss_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.smoke
+@pytest.mark.parametrize("steps", [1, 2])
+def test_padding_on_the_left_trains_as_on_the_right(steps: int, tmp_path: Path) -> None:
+    losses = {}
+    for side in ("left", "right"):
+        training = trainer(
+            small(),
+            tmp_path / side,
+            max_steps=1,
+            per_device_train_batch_size=4 // steps,
+            gradient_accumulation_steps=steps,
+            train_sampling_strategy="sequential",
+        )
+        training.data_collator.tokenizer.padding_side = side
+        losses[side] = training.train().training_loss
+    assert losses["left"] == pytest.approx(losses["right"], rel=1e-6 if steps == 1 else 1e-2)
+
+
 def test_label_smoothing_predicts_what_comes_next(tmp_path: Path) -> None:
     def loss(smoothing: float) -> float:
         training = trainer(small().eval(), tmp_path, label_smoothing_factor=smoothing)
@@ -103,6 +120,21 @@ def test_adapters_of_peft_are_evaluated(tmp_path: Path) -> None:
 
 
 @theirs
+@theirs
+def test_prompts_of_peft_are_trained(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    base = small()
+    # PEFT embeds padding, too.
+    base.resize_token_embeddings(257)
+    model = peft.get_peft_model(base, config)
+    training = trainer(model, tmp_path, max_steps=1)
+    before = model.prompt_encoder.default.embedding.weight.clone()
+    training.train()
+    assert not model.prompt_encoder.default.embedding.weight.equal(before)
+    assert model.eval().generate(input_ids=text(1, 4), max_new_tokens=2).shape == (1, 6)
+
+
 def test_trl_trains_on_the_models_own_loss(tmp_path: Path) -> None:
     trl = pytest.importorskip("trl")
     from datasets import Dataset

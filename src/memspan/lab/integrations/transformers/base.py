@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import warnings
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from memspan.errors import MemspanError
 from memspan.lab.integrations.transformers.cache import MemspanCache
 from memspan.lab.integrations.transformers.config import MemspanConfig
 from memspan.models import LanguageModel
-from memspan.models.inputs import check_tokens
+from memspan.models.inputs import check_tokens, check_vectors
 
 CACHE = (
     "cache"
@@ -54,6 +54,11 @@ class MemspanPreTrainedModel(PreTrainedModel):
         backbone, embedding = config.parts()
         self.model = LanguageModel(config.vocab_size, backbone, embedding)
         self._tied_weights_keys = _tied(self)
+        if self._tied_weights_keys and not config.tie_word_embeddings:
+            raise MemspanError(
+                "tie_word_embeddings=False: the head of this model shares its weights with the "
+                "embedding; leave it out, or train a model with --embedding.tie False"
+            )
         self._from_files = next(self.parameters()).is_meta
         longest = backbone.longest_segment or config.segment_length
         self._segment_length = min(config.segment_length, longest)
@@ -77,99 +82,125 @@ class MemspanPreTrainedModel(PreTrainedModel):
 
     def _read_on(
         self,
-        input_ids: Tensor | None,
-        attention_mask: Tensor | None,
         cache: MemspanCache,
+        wanted: tuple[str, ...],
+        input_ids: Tensor | None,
+        inputs_embeds: Tensor | None,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
         targets: Tensor | None = None,
         to_keep: int = 0,
-        head: bool = True,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Logits ``[B, T, V]``, or hidden states ``[B, T, D]`` without ``head``; the mean auxiliary
-        loss; and where tokens are not padding, bool ``[B, T]`` (None: all)."""
-        check_tokens(cast(Tensor, input_ids), targets)
-        assert input_ids is not None
-        own = self._own(input_ids, attention_mask, cache.get_seq_length())
-        cache.bind(self.model, len(input_ids))
-        if own is None:
-            y, auxiliary_loss = self._read(input_ids, None, cache, to_keep, head)
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """Read on from ``cache``.
+
+        Args:
+            wanted: names of ``logits [B, T, V]``, ``hidden [B, T, D]``, the head's input, and
+                ``embeddings [B, T, D]``, the backbone's.
+            to_keep: columns, from the right, that are wanted (0: all).
+
+        Returns:
+            What is wanted; the mean auxiliary loss; where tokens are not padding, bool ``[B, T]``.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise MemspanError("give the model input_ids or inputs_embeds, one of the two")
+        if inputs_embeds is None:
+            assert input_ids is not None
+            x = input_ids
+            check_tokens(x, targets)
+            padding = self.config.padding_id
+            own = torch.ones_like(x, dtype=torch.bool) if padding is None else x != padding
         else:
-            y, auxiliary_loss = self._read_padded(input_ids, own, cache, to_keep, head)
-        if input_ids.numel():
-            cache.count(input_ids.shape[1], y[:, -1] if head else None)
+            x = inputs_embeds
+            check_vectors(x, self.model.embedding.d_model, next(self.parameters()))
+            own = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+            check_tokens(own.long(), targets)
+        if attention_mask is not None:
+            own = own & _of_new_columns(attention_mask, own, cache.get_seq_length())
+        if position_ids is not None:
+            _check_positions(position_ids, own)
+        cache.bind(self.model, len(x))
+        read = self._read if own.all() else self._read_padded
+        made, auxiliary_loss = read(cache, wanted, x, own, to_keep)
+        if own.numel():
+            cache.count(own.shape[1], made["logits"][:, -1] if "logits" in wanted else None)
         if targets is None and self.training and auxiliary_loss.requires_grad:
             warnings.warn(
                 f"{type(self.model.backbone).__name__} has an auxiliary loss, which only the model's "
                 "own loss contains: give it labels, or a part of it is not trained",
                 stacklevel=4,
             )
-        return y, auxiliary_loss, own
+        return made, auxiliary_loss, own
 
-    def _own(
-        self, input_ids: Tensor, attention_mask: Tensor | None, n_before: int
-    ) -> Tensor | None:
-        """Bool ``[B, T]``, false at padding; None without any."""
-        own = torch.ones_like(input_ids, dtype=torch.bool)
-        if self.config.padding_id is not None:
-            own = input_ids != self.config.padding_id
-        if attention_mask is not None:
-            rows, n_columns = input_ids.shape
-            if attention_mask.shape not in ((rows, n_columns), (rows, n_before + n_columns)):
-                raise MemspanError(
-                    f"attention_mask must have {rows} rows and cover the {n_columns} new columns, or "
-                    f"all {n_before + n_columns}: it is {list(attention_mask.shape)}"
-                )
-            own = own & (attention_mask[:, attention_mask.shape[1] - n_columns :] != 0)
-        return None if own.all() else own
+    def _wants_hidden_states(self, asked: bool | None) -> bool:
+        return bool(self.config.output_hidden_states if asked is None else asked)
+
+    def _hidden_states(self, made: dict[str, Tensor]) -> tuple[Tensor | None, ...]:
+        """As many as in other models, one before and one after each layer; those between are None."""
+        between = [None] * (len(self.model.backbone.layers) - 1)
+        return made["embeddings"], *between, made["hidden"]
 
     def _read_padded(
-        self, tokens: Tensor, own: Tensor, cache: MemspanCache, to_keep: int, head: bool
-    ) -> tuple[Tensor, Tensor]:
-        """As :meth:`_read`; padding is where ``own [B, T]`` is false, and has the logits before it."""
-        before = cache.last_logits if head else None
+        self, cache: MemspanCache, wanted: tuple[str, ...], x: Tensor, own: Tensor, to_keep: int
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """As :meth:`_read`; padding is where ``own [B, T]`` is false, and has what the row's token
+        before it has."""
+        before = cache.last_logits
         # All padding to the right, which keeps the order of a row's own tokens.
         order = (~own).to(torch.uint8).argsort(dim=1, stable=True)
-        moved = tokens.masked_fill(~own, 0).gather(1, order)
+        own_x = x.masked_fill(~own if x.dim() == 2 else ~own[..., None], 0)
+        moved = own_x[torch.arange(len(x), device=x.device)[:, None], order]
         latest = own.cumsum(1)[:, -to_keep:, None]
         # Earlier logits are not kept: those of a long prompt take gigabytes.
         unwanted = max(int(latest.min()) - 1, 0)
-        y, auxiliary_loss = self._read(moved, own.sum(1), cache, tokens.shape[1] - unwanted, head)
-        if before is None:
-            before = torch.zeros_like(y[:, 0])
-        y = torch.cat([before[:, None], y], 1)
-        return y.gather(1, (latest - unwanted).expand(-1, -1, y.shape[2])), auxiliary_loss
+        own_first = own.gather(1, order)
+        made, auxiliary_loss = self._read(cache, wanted, moved, own_first, x.shape[1] - unwanted)
+        for name, y in made.items():
+            first = before if name == "logits" and before is not None else torch.zeros_like(y[:, 0])
+            y = torch.cat([first[:, None], y], 1)
+            made[name] = y.gather(1, (latest - unwanted).expand(-1, -1, y.shape[2]))
+        return made, auxiliary_loss
 
     def _read(
-        self,
-        tokens: Tensor,
-        lengths: Tensor | None,
-        cache: MemspanCache,
-        to_keep: int,
-        head: bool,
-    ) -> tuple[Tensor, Tensor]:
-        """Logits or hidden states of the last ``to_keep`` columns (0: all) of tokens with padding on
-        the right, and the mean auxiliary loss of the segments."""
-        model, n_columns = self.model, tokens.shape[1]
+        self, cache: MemspanCache, wanted: tuple[str, ...], x: Tensor, own: Tensor, to_keep: int
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Read tokens or vectors ``x`` with padding on the right.
+
+        Returns:
+            What is wanted of the last ``to_keep`` columns (0: all); the segments' mean auxiliary loss.
+        """
+        model = self.model
+        n_columns = x.shape[1]
+        lengths = None if own.all() else own.sum(1)
+        by_model = wanted == ("logits",) and x.dim() == 2
         # Without padding and gradients: keys and values of memory are then projected once.
-        as_reader = head and lengths is None and not self.training and not torch.is_grad_enabled()
-        kept: list[Tensor] = []
-        auxiliary_losses = [tokens.new_zeros((), dtype=self.dtype)] if as_reader else []
+        as_reader = (
+            by_model and lengths is None and not self.training and not torch.is_grad_enabled()
+        )
+        kept: list[dict[str, Tensor]] = []
+        auxiliary_losses = [x.new_zeros((), dtype=self.dtype)] if as_reader else []
         for start in range(0, max(n_columns, 1), self._segment_length):
-            segment = tokens[:, start : start + self._segment_length]
-            n_own = None if lengths is None else (lengths - start).clamp(0, segment.shape[1])
+            segment = x[:, start : start + self._segment_length]
+            made: dict[str, Tensor] = {}
             if as_reader:
-                y = cache.read(segment)
+                made["logits"] = cache.read(segment)
             else:
-                if head:
+                n_own = None if lengths is None else (lengths - start).clamp(0, segment.shape[1])
+                if by_model:
                     output = model(segment, cache.memory, lengths=n_own)
-                    y = output.logits
+                    made["logits"] = output.logits
                 else:
-                    output = model.backbone(model._embed(segment), cache.memory, lengths=n_own)
-                    y = model.output_dropout(output.hidden)
+                    vectors = model._embed(segment) if x.dim() == 2 else segment
+                    output = model.backbone(vectors, cache.memory, lengths=n_own)
+                    hidden = model.output_dropout(output.hidden)
+                    made = {"embeddings": vectors, "hidden": hidden}
+                    if "logits" in wanted:
+                        made["logits"] = model.head(hidden)
                 cache.memory = output.memory
                 auxiliary_losses.append(output.auxiliary_loss)
             if start + segment.shape[1] > (n_columns - to_keep if to_keep else -1):
-                kept.append(y)
-        return torch.cat(kept, 1)[:, -to_keep:], torch.stack(auxiliary_losses).mean()
+                kept.append({name: made[name] for name in wanted})
+        joined = {name: torch.cat([m[name] for m in kept], 1)[:, -to_keep:] for name in wanted}
+        return joined, torch.stack(auxiliary_losses).mean()
 
     def _init_weights(self, module: nn.Module) -> None:
         """The model has initialised itself, unless it was made to be filled from files.
@@ -208,6 +239,11 @@ class MemspanPreTrainedModel(PreTrainedModel):
         """The token embedding."""
         return self.model.embedding
 
+    @property
+    def embeddings(self) -> nn.Module:
+        """Holds the token embedding as ``word_embeddings``, where PEFT's prompts look for it."""
+        return nn.ModuleDict({"word_embeddings": self.model.embedding})
+
     def get_output_embeddings(self) -> nn.Module | None:
         """The output head, whose ``weight`` and ``bias`` make logits of hidden states; None for an
         adaptive softmax, which is not one matrix."""
@@ -245,6 +281,34 @@ class MemspanPreTrainedModel(PreTrainedModel):
         if padding is not None and 0 <= padding < size:
             self.config.padding_id = None
         return self.model.embedding
+
+
+def _of_new_columns(attention_mask: Tensor, own: Tensor, n_before: int) -> Tensor:
+    """Bool ``[B, T]``: the part of the mask that belongs to the new columns ``own [B, T]``."""
+    rows, n_columns = own.shape
+    if attention_mask.shape not in ((rows, n_columns), (rows, n_before + n_columns)):
+        raise MemspanError(
+            f"attention_mask must have {rows} rows and cover the {n_columns} new columns, or "
+            f"all {n_before + n_columns}: it is {list(attention_mask.shape)}"
+        )
+    return attention_mask[:, attention_mask.shape[1] - n_columns :] != 0
+
+
+def _check_positions(position_ids: Tensor, own: Tensor) -> None:
+    """Refuse positions ``[B, T]`` or ``[1, T]`` other than those that the model reads at: each token,
+    where ``own [B, T]`` is true, one after the last."""
+    rows, n_columns = own.shape
+    if position_ids.shape not in ((n_columns,), (1, n_columns), (rows, n_columns)):
+        raise MemspanError(
+            f"position_ids must be [{rows}, {n_columns}], as the input, not "
+            f"{list(position_ids.shape)}: leave them out"
+        )
+    n_skipped = position_ids - own.cumsum(1)
+    if n_columns and ((n_skipped != n_skipped.gather(1, own.int().argmax(1)[:, None])) & own).any():
+        raise MemspanError(
+            "position_ids must rise by one from token to token: this model reads a row as one text, so "
+            "leave them out, and give each document a row of its own"
+        )
 
 
 def chosen_cache(cache: object, past_key_values: object = None) -> MemspanCache:

@@ -49,10 +49,14 @@ class MemspanConfig(PreTrainedConfig):
         self.vocab_size, self.segment_length = vocab_size, segment_length
         self.padding_id = padding_id
         # The model says which weights are tied; without this, transformers does not ask.
-        options["tie_word_embeddings"] = True
+        options.setdefault("tie_word_embeddings", True)
         backbone, embeddings = self.parts()
         self.model = dataclasses.asdict(cast(Any, backbone))
         self.embedding = dataclasses.asdict(embeddings)
+        # Sizes under the names by which other libraries, such as PEFT, look for them.
+        options["hidden_size"] = backbone.d_model
+        options["num_hidden_layers"] = self.model["n_layers"]
+        options["num_attention_heads"] = self.model.get("n_heads", 1)
         super().__init__(**options)
 
     def parts(self) -> tuple[BackboneConfig, EmbeddingConfig]:

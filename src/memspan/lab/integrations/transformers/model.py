@@ -91,8 +91,8 @@ class MemspanForCausalLM(MemspanPreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
         inputs_embeds: Tensor | None = None,
-        output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
+        position_ids: Tensor | None = None,
         past_key_values: MemspanCache | None = None,
         **kwargs: Any,
     ) -> MemspanOutput:
@@ -105,12 +105,15 @@ class MemspanForCausalLM(MemspanPreTrainedModel, GenerationMixin):
             cache: what was read before, which moves on (None: nothing).
             labels: int64 ``[B, T]``, the same as ``input_ids``; the loss is that of predicting each
                 from what is before it. A label of -100 is not scored.
-            num_items_in_batch: scored tokens of all batches of an update (None: of this one).
+            num_items_in_batch: labels of all batches of an update but those of the first column and
+                those of -100, as ``Trainer`` counts them (None: those of this batch).
             use_cache: False returns no cache.
             logits_to_keep: columns, from the right, whose logits are wanted (0: all).
-            inputs_embeds: refused, since memory is made of tokens.
-            output_attentions: refused.
-            output_hidden_states: refused.
+            inputs_embeds: ``[B, T, D]``, in place of ``input_ids``: vectors such as those that
+                ``get_input_embeddings()`` makes of tokens.
+            output_hidden_states: whether to return ``hidden_states`` (None: as the config says).
+            position_ids: ``[B, T]`` or ``[1, T]``; nothing else than each token one after the last, as
+                the model reads them.
             past_key_values: the name of ``cache`` before transformers 5.24.
             kwargs: ``shift_labels``, which are labels, but each in the column before, where it is
                 predicted: needed to score the first token of each segment of a stream. As in other
@@ -119,16 +122,13 @@ class MemspanForCausalLM(MemspanPreTrainedModel, GenerationMixin):
         Returns:
             ``loss``, where there are labels: mean nats per token, and in training the architecture's
             auxiliary loss. ``logits [B, T, V]``; at padding those after the row's last token.
-            ``cache``, also as ``past_key_values``.
+            ``cache``, also as ``past_key_values``. ``hidden_states``, where they are wanted: one before
+            the first layer and one after each, of which only the first, the embeddings, and the last,
+            the head's input, are tensors ``[B, T, D]``; the others are None.
 
         Raises:
             MemspanError: an argument is not as described here.
         """
-        if inputs_embeds is not None or output_attentions or output_hidden_states:
-            raise MemspanError(
-                "inputs_embeds, output_attentions and output_hidden_states are not for this model: "
-                "leave them out and give input_ids"
-            )
         if type(logits_to_keep) is not int or logits_to_keep < 0:
             raise MemspanError(
                 f"logits_to_keep must be a number of columns, 0 for all, not {logits_to_keep!r}"
@@ -137,28 +137,38 @@ class MemspanForCausalLM(MemspanPreTrainedModel, GenerationMixin):
         _refuse(kwargs)
         targets = labels if shift_labels is None else shift_labels
         cache = chosen_cache(cache, past_key_values)
-        logits, auxiliary_loss, own = self._read_on(
-            input_ids, attention_mask, cache, targets, logits_to_keep
+        hidden_states_too = self._wants_hidden_states(output_hidden_states)
+        made, auxiliary_loss, own = self._read_on(
+            cache,
+            ("logits", "hidden", "embeddings") if hidden_states_too else ("logits",),
+            input_ids,
+            inputs_embeds,
+            attention_mask,
+            position_ids,
+            targets,
+            0 if hidden_states_too else logits_to_keep,
         )
+        logits = made["logits"][:, -logits_to_keep:]
         loss = None
         if targets is not None:
+            n_counted = (targets != NOT_SCORED).sum()
             if shift_labels is None:
                 # Each in the column before its own.
-                labels = targets if own is None else targets.masked_fill(~own, NOT_SCORED)
-                targets = F.pad(labels[:, 1:], (0, 1), value=NOT_SCORED)
-            if own is not None:
-                targets = targets.masked_fill(~own, NOT_SCORED)
-            loss = self._loss(logits, targets, auxiliary_loss, num_items_in_batch)
+                n_counted = (targets[:, 1:] != NOT_SCORED).sum()
+                targets = F.pad(
+                    targets.masked_fill(~own, NOT_SCORED)[:, 1:], (0, 1), value=NOT_SCORED
+                )
+            loss = self._loss(logits, targets.masked_fill(~own, NOT_SCORED), auxiliary_loss)
+            if num_items_in_batch is not None:
+                # With padding on the left a row's first label is counted, though nothing predicts it.
+                loss = loss * n_counted / num_items_in_batch
         returned = None if use_cache is False else cache
-        return MemspanOutput(loss=loss, logits=logits, **{CACHE: returned})
+        hidden_states = self._hidden_states(made) if hidden_states_too else None
+        return MemspanOutput(
+            loss=loss, logits=logits, hidden_states=hidden_states, **{CACHE: returned}
+        )
 
-    def _loss(
-        self,
-        logits: Tensor,
-        targets: Tensor,
-        auxiliary_loss: Tensor,
-        n_scored_in_update: Tensor | int | None,
-    ) -> Tensor:
+    def _loss(self, logits: Tensor, targets: Tensor, auxiliary_loss: Tensor) -> Tensor:
         """Mean nats per scored token, and the auxiliary loss in training."""
         # At least in float32, whatever the weights are in.
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
@@ -170,9 +180,7 @@ class MemspanForCausalLM(MemspanPreTrainedModel, GenerationMixin):
             raise outside("target", targets, self.config.vocab_size) from None
         n_scored = (targets != NOT_SCORED).sum().clamp(min=1)
         loss = nats / n_scored
-        if self.training:
-            loss = loss + auxiliary_loss
-        return loss if n_scored_in_update is None else loss * n_scored / n_scored_in_update
+        return loss + auxiliary_loss if self.training else loss
 
     def generate(self, *arguments: Any, **options: Any) -> Any:
         """As :meth:`transformers.GenerationMixin.generate`; a cache is taken by either name."""
@@ -265,6 +273,9 @@ class MemspanModel(MemspanPreTrainedModel):
         attention_mask: Tensor | None = None,
         cache: MemspanCache | None = None,
         use_cache: bool | None = None,
+        inputs_embeds: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        position_ids: Tensor | None = None,
         past_key_values: MemspanCache | None = None,
         **kwargs: Any,
     ) -> MemspanHiddenOutput:
@@ -272,17 +283,24 @@ class MemspanModel(MemspanPreTrainedModel):
 
         Returns:
             ``last_hidden_state [B, T, D]``, what the head makes logits of; at padding that after the
-            row's last token in this call, and zero before its first. ``cache``, also as
-            ``past_key_values``.
+            row's last token in this call, and zero before its first. ``hidden_states``, where they are
+            wanted, as described there. ``cache``, also as ``past_key_values``.
 
         Raises:
             MemspanError: an argument is not as described there.
         """
         _refuse(kwargs)
         cache = chosen_cache(cache, past_key_values)
-        hidden, _, _ = self._read_on(input_ids, attention_mask, cache, head=False)
-        returned = None if use_cache is False else cache
-        return MemspanHiddenOutput(last_hidden_state=hidden, **{CACHE: returned})
+        wanted = ("hidden", "embeddings")
+        made, _, _ = self._read_on(
+            cache, wanted, input_ids, inputs_embeds, attention_mask, position_ids
+        )
+        too = self._wants_hidden_states(output_hidden_states)
+        return MemspanHiddenOutput(
+            last_hidden_state=made["hidden"],
+            hidden_states=self._hidden_states(made) if too else None,
+            **{CACHE: None if use_cache is False else cache},
+        )
 
 
 class MemspanForSequenceClassification(MemspanPreTrainedModel):
@@ -309,6 +327,8 @@ class MemspanForSequenceClassification(MemspanPreTrainedModel):
         cache: MemspanCache | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
+        inputs_embeds: Tensor | None = None,
+        position_ids: Tensor | None = None,
         past_key_values: MemspanCache | None = None,
         **kwargs: Any,
     ) -> MemspanClassifierOutput:
@@ -325,8 +345,10 @@ class MemspanForSequenceClassification(MemspanPreTrainedModel):
         _refuse(kwargs)
         cache = chosen_cache(cache, past_key_values)
         # The last column is after a row's last token, wherever its padding is.
-        hidden, _, _ = self._read_on(input_ids, attention_mask, cache, None, 1, head=False)
-        logits = self.score(hidden[:, -1])
+        made, _, _ = self._read_on(
+            cache, ("hidden",), input_ids, inputs_embeds, attention_mask, position_ids, to_keep=1
+        )
+        logits = self.score(made["hidden"][:, -1])
         loss = None
         if labels is not None:
             loss = self.loss_function(
