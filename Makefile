@@ -8,10 +8,10 @@ help: ## list the targets
 	@grep -E '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 .venv: .venv/.installed ## make the environment and install memspan for development
-.venv/.installed: pyproject.toml constraints.txt
+.venv/.installed: pyproject.toml packages/statelaws/pyproject.toml constraints.txt
 	@echo "installing PyTorch and memspan in .venv: a minute or two"
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e ./packages/statelaws
 	touch $@
 
 demo: .venv ## train a small Transformer-XL, score it and show what it writes (two minutes)
@@ -24,10 +24,10 @@ test-rest: .venv ## run the tests with hostile files, bad input, changed modules
 	$(BIN)/pytest -n 2 -m '(hardening or processes) and not journeys' $(ARGS)
 
 .full-venv: .full-venv/.installed
-.full-venv/.installed: pyproject.toml constraints.txt
+.full-venv/.installed: pyproject.toml packages/statelaws/pyproject.toml constraints.txt
 	@echo "installing PyTorch, memspan and all its extras in .full-venv: a few minutes"
 	$(PYTHON) -m venv .full-venv
-	.full-venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,all]'
+	.full-venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,all]' -e ./packages/statelaws
 	touch $@
 
 test-all: .full-venv ## run the whole test suite, with all extras
@@ -40,7 +40,7 @@ newest: ## run tests/integrations with the newest versions of all libraries but 
 	rm -rf .newest-venv
 	$(PYTHON) -m venv .newest-venv
 	grep '^torch==' constraints.txt > .newest-venv/torch.txt
-	.newest-venv/bin/pip install --quiet --disable-pip-version-check -c .newest-venv/torch.txt -e '.[dev,all]'
+	.newest-venv/bin/pip install --quiet --disable-pip-version-check -c .newest-venv/torch.txt -e '.[dev,all]' -e ./packages/statelaws
 	.newest-venv/bin/pytest -n 2 tests/integrations --deselect tests/integrations/test_pins.py $(ARGS)
 
 # pip cannot ask for the oldest versions that the ranges in pyproject.toml allow.
@@ -49,7 +49,7 @@ oldest: ## run what depends on libraries most with the oldest versions that pypr
 	$(PYTHON) -m venv .oldest-venv
 	.oldest-venv/bin/pip install --quiet --disable-pip-version-check uv
 	.oldest-venv/bin/uv pip install --quiet --python .oldest-venv/bin/python \
-	    --resolution lowest-direct -e '.[all]'
+	    --resolution lowest-direct -e '.[all]' -e ./packages/statelaws
 	.oldest-venv/bin/uv pip install --quiet --python .oldest-venv/bin/python \
 	    pytest pytest-xdist hypothesis beartype
 	.oldest-venv/bin/pytest -n 2 tests/data tests/distributed tests/models tests/runs tests/training \
@@ -116,7 +116,7 @@ constraints: ## write constraints.txt anew: today's versions of all that develop
 	$(PYTHON) -m venv .pin-venv
 	grep '^torch==' constraints.txt > .pin-venv/torch.txt
 	.pin-venv/bin/pip install --quiet --disable-pip-version-check -c .pin-venv/torch.txt \
-	    -e '.[dev,all,fuzz]' hatchling
+	    -e '.[dev,all,fuzz]' -e ./packages/statelaws hatchling
 	{ grep '^#' constraints.txt; cat .pin-venv/torch.txt; \
 	  .pin-venv/bin/pip freeze --all --exclude-editable --exclude pip \
 	    | grep -vE '^(torch|triton|nvidia-.*|cuda-.*)=='; } > .pin-venv/constraints.txt

@@ -32,8 +32,8 @@ import memspan
 import page_tables
 import timing
 from memspan.lab.targets import TYPE
-from memspan.stateful import Causal
-from memspan.stateful.recipes import RECIPES, build
+from statelaws import Causal
+from statelaws.recipes import RECIPES, build
 
 OUT = timing.RESULTS / "stateful-laws.json"
 PAGE = page_tables.DOCS / "state-laws.md"

@@ -22,13 +22,13 @@ import memspan
 import memspan.layers
 import memspan.models
 import memspan.ops
-import memspan.stateful
+import statelaws
 from memspan.lab.installed import require
 
 ROOT = Path(__file__).parents[1]
 NAMES = Path(__file__).with_name("public_names.txt")
 LAZY = (memspan, memspan.layers, memspan.models, memspan.ops)
-MODULES = (*LAZY, memspan.stateful)
+MODULES = (*LAZY, statelaws)
 METHODS = (memspan.LanguageModel, memspan.layers.LayerMemory, memspan.Memory, memspan.models.Reader)
 """Classes whose methods are listed as well."""
 

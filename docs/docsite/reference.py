@@ -16,11 +16,13 @@ MODULES = {
     "memspan.layers": "reference/layers.md",
     "memspan.models": "reference/models.md",
     "memspan.ops": "reference/ops.md",
-    "memspan.stateful": "reference/stateful.md",
+    "statelaws": "reference/statelaws.md",
     "memspan.lab.integrations.lm_eval": "reference/lm_eval.md",
     "memspan.lab.integrations.transformers": "reference/transformers.md",
 }
 """Modules whose names are public, and their pages."""
+SOURCES = ("src", "packages/statelaws/src")
+"""The folders that the packages are in."""
 INDEX = "reference/index.md"
 
 
@@ -58,10 +60,14 @@ def source_files(root: Path = ROOT) -> set[Path]:
 
 
 def _modules(root: Path) -> Iterator[tuple[griffe.Object | griffe.Alias, str]]:
-    package = griffe.load("memspan", search_paths=[root / "src"], docstring_parser="google")
+    paths = [root / folder for folder in SOURCES]
+    packages = {
+        name: griffe.load(name, search_paths=paths, docstring_parser="google")
+        for name in dict.fromkeys(name.partition(".")[0] for name in MODULES)
+    }
     for name in MODULES:
-        _, _, inside = name.partition(".")
-        yield (package[inside] if inside else package), name
+        package, _, inside = name.partition(".")
+        yield (packages[package][inside] if inside else packages[package]), name
 
 
 def _public(module: griffe.Object | griffe.Alias) -> Iterator[tuple[str, griffe.Object]]:
@@ -69,7 +75,8 @@ def _public(module: griffe.Object | griffe.Alias) -> Iterator[tuple[str, griffe.
     for name, member in sorted(module.members.items()):
         if name.startswith("_") or not isinstance(member, griffe.Alias):
             continue
-        if member.target_path.startswith("memspan.") and not member.final_target.is_module:
+        ours = member.target_path.partition(".")[0] in MODULES
+        if ours and not member.final_target.is_module:
             yield name, member.final_target
 
 

@@ -23,18 +23,6 @@ MOST_TOKENS = 1 << 62
 """Tokens that a row may have seen; counting on from more would overflow."""
 
 
-class Fingerprint(str):
-    """A model's fingerprint. Memory files of 0.1.0 have a different one for the same model,
-    ``of_0_1_0`` (None: it could not make such a model)."""
-
-    of_0_1_0: str | None
-
-    def __new__(cls, now: str, of_0_1_0: str | None = None) -> Self:
-        fingerprint = super().__new__(cls, now)
-        fingerprint.of_0_1_0 = of_0_1_0
-        return fingerprint
-
-
 @dataclasses.dataclass(frozen=True, repr=False)
 class Memory(LayerMemory):
     """Base of the architectures' memories: a :class:`memspan.layers.LayerMemory` of all layers of a
@@ -118,7 +106,7 @@ class Memory(LayerMemory):
             )
         # Before the fingerprint, since it cannot say what differs.
         memory = cls.from_tensors(tensors, like)
-        if header["fingerprint"] not in (fingerprint, getattr(fingerprint, "of_0_1_0", None)):
+        if header["fingerprint"] != fingerprint:
             raise MemspanError(
                 f"{path} is the memory of another model, with other options or other weights (of "
                 f"{header['fingerprint'][:12]}, this is {fingerprint[:12]}): use it with the run "

@@ -15,7 +15,7 @@ MODELS = """
 import torch
 from torch import nn
 
-from memspan.stateful import Claims, Function, Inputs
+from statelaws import Claims, Function, Inputs
 
 gru = nn.GRU(4, 8)
 both_ways = nn.GRU(4, 8, bidirectional=True)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import memspan
 from command_line import printed
 from memspan.lab import cli
-from memspan.stateful import Function, Inputs
+from statelaws import Function, Inputs
 
 pytestmark = pytest.mark.usefixtures("models")
 

@@ -16,7 +16,7 @@ from command_line import printed
 from memspan.lab import cli
 from memspan.lab.measurement import repeats, report, span, statistics
 from memspan.lab.measurement.report import Report
-from memspan.stateful import Function, Inputs
+from statelaws import Function, Inputs
 
 TEXT = command_line.TEXT.decode()
 pytestmark = pytest.mark.usefixtures("text_file", "models", "one_round")
@@ -53,6 +53,29 @@ def test_the_verb(run: Path, words: None, capsys: pytest.CaptureFixture[str]) ->
     assert second["attention"] is None
     assert any("no size to vary" in line for line in second["left_out"])
     assert Path("report/measure.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.plots
+def test_the_picture_marks_each_span(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = memspan.measure("run", longest=32, budget=1000)
+    assert measured.span is not None
+    found = {8: (8, False), 32: (32, True), None: (None, False)}
+    spans = [
+        dataclasses.replace(measured.span, tokens=tokens, beyond=beyond)
+        for tokens, beyond in found.values()
+    ]
+    runs = [
+        dataclasses.replace(measured, run=f"run-{n}", span=each) for n, each in enumerate(spans)
+    ]
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    monkeypatch.setattr(report, "png", lambda draw, *size, dpi: draw(figure))
+    report.picture(Report(runs))
+    axes = figure.axes[0]
+    upright = [line for line in axes.lines if line.get_linestyle() == "--"]
+    assert [line.get_label() for line in upright] == ["span: 8", "span: at least 32"]
+    assert [line.get_xdata()[0] for line in upright] == [8, 32]
+    curves = [line for line in axes.lines if line.get_linestyle() == "-"]
+    assert [line.get_color() for line in upright] == [line.get_color() for line in curves[:2]]
 
 
 def test_what_a_report_says_beside_the_numbers(run: Path) -> None:

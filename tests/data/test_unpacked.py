@@ -1,4 +1,4 @@
-"""Files of text, compressed text and tables of texts as documents, and what is wrong with bad ones."""
+"""Files of text, compressed text and records as documents, and the errors for bad ones."""
 
 from __future__ import annotations
 
@@ -54,13 +54,6 @@ def _documents(name: str, field: str = "text") -> list[bytes]:
     return [text.read() for documents in splits.values() for text in documents]
 
 
-def _table(separator: str) -> tuple[bytes, list[bytes]]:
-    """With a byte order mark and line breaks as spreadsheets write them; and its texts."""
-    rows = 'text,id\n"said ""no"", twice",1\n\n"two\nlines",2\n,3\n'
-    content = b"\xef\xbb\xbf" + rows.replace(",", separator).replace("\n", "\r\n").encode()
-    return content, [f'said "no"{separator} twice\n'.encode(), b"two\r\nlines\n", b""]
-
-
 TEXTS = [f'№ {n}, "quoted"\nand {"long " * (n % 7)}' for n in range(40)]
 LINES = "\n\n".join(json.dumps({"id": n, "text": text}) for n, text in enumerate(TEXTS)).encode()
 RECORDS = [f"{text}\n".encode() for text in TEXTS]
@@ -71,17 +64,11 @@ FILES: dict[str, tuple[bytes, list[bytes] | str]] = {
     "a.gz": (NIGHT * 400, [NIGHT * 400]),
     "a.jsonl": (LINES, RECORDS),
     "a.jsonl.gz": (LINES, RECORDS),
-    "a.csv": _table(","),
-    "b.csv": _table(";"),
-    "A.CSV.gz": _table("\t"),
-    "a.tsv": _table("\t"),
-    "c.csv": (b"id,text\n1,a\n", [b"a\n"]),
     "a.bz2": (NIGHT * 400, [NIGHT * 400]),
     "a.txt.xz": (NIGHT * 400, [NIGHT * 400]),
     "a.zip": (NIGHT * 400, [NIGHT * 400]),
     "b.jsonl.zip": (LINES, RECORDS),
     "a.ndjson": (LINES, RECORDS),
-    "a.csv.xz": _table(","),
     "a.json": (
         json.dumps([json.loads(line) for line in LINES.splitlines() if line], indent=1).encode(),
         RECORDS,
@@ -101,7 +88,6 @@ FILES: dict[str, tuple[bytes, list[bytes] | str]] = {
     "c.txt": (b" \n" * 40_000, "empty"),
     "c.jsonl": (b'{"text": ""}\n', "empty"),
     "d.txt": (NIGHT.decode().encode("utf-16"), "UTF-16, not UTF-8"),
-    "b.tsv": (b"id\tlabel\n1\tx\n", "no field 'text'"),
     "b.jsonl": (b'{"id": 1}\n{"text": "late"}\n', "no field 'text'"),
     ".hidden": (b"a setting", []),
     ".git/ab": (b"an object", []),
@@ -176,13 +162,6 @@ FINE = b'{"text": "fine"}\n'
         ("t.jsonl", FINE + b'{"id": 1, "a": ""}', "line 2 .* it has 'id', 'a': .* --field"),
         ("t.jsonl", FINE + b'{"text": 5}', "line 2: text is of type int, not text"),
         ("t.jsonl", FINE + b'{"text": "\\ud800"}', "half a surrogate pair"),
-        ("t.csv", b"id,body\n1,a\n", "no 'text'; it has 'id', 'body': .*, or call it .txt"),
-        ("t.csv", b"id,text\n1,a,b\n", "line 2 has 3 columns, the first line 2: quote texts with"),
-        ("t.csv", b'text\n"a"b\n', r"line 2 is not valid \(.*\): double the quotes"),
-        ("t.csv", b'text\n"a\n', r"is not valid \(.unexpected end of data.\)"),
-        ("t.csv", b"text\ncaf\xe9\n", "t.csv is not UTF-8"),
-        ("t.csv", b"", "t.csv is empty"),
-        ("t.csv", b"text,text\n1,a\n", "has several columns 'text': rename all but one"),
         ("t.json", b'{"a": [{"text": "b"}]}', "has no 'text'; it has 'a': .*, or call it .txt"),
         ("t.json", b'[{"text": "a"}, 5]', r"record 2 is not a JSON object: give a list .*\.txt"),
         ("t.json", b'[{"text": "a"}, {"text"', "record 2 is not JSON"),
@@ -217,16 +196,16 @@ def test_bad_records_are_refused(name: str, content: bytes, says: str) -> None:
     assert "\n" not in str(refusal.value)
 
 
-def test_of_a_folder_only_tables_of_something_else_are_left_out() -> None:
-    _write("texts/a.tsv", b"id\tlabel\n1\tx\n")
-    for name in ("texts", "texts/a.tsv"):
-        with pytest.raises(MemspanError, match=r"a\.tsv has no 'text'; it has 'id', 'label'"):
+def test_skips_records_of_something_else_in_a_folder() -> None:
+    _write("texts/a.jsonl", b'{"id": 1, "label": "x"}\n')
+    for name in ("texts", "texts/a.jsonl"):
+        with pytest.raises(MemspanError, match=r"line 1 has no 'text'; it has 'id', 'label'"):
             load_corpus(name)
     _write("texts/b.txt", NIGHT)
     _write("texts/d.txt", b"")
     _write("t.txt", NIGHT)
     for texts in ("texts", {"train": "texts", "test": "t.txt"}):
-        assert load_corpus(texts).skipped == ("a.tsv (no field 'text')", "d.txt (empty)")
+        assert load_corpus(texts).skipped == ("a.jsonl (no field 'text')", "d.txt (empty)")
     _write("texts/c.jsonl", FINE + b'{"id": 1}')
     with pytest.raises(MemspanError, match="line 2 has no 'text'"):
         load_corpus("texts")
@@ -276,13 +255,12 @@ def test_a_zip_of_several_files_is_refused() -> None:
         load_corpus("t.zip")
 
 
-@pytest.mark.parametrize("name", ["t.jsonl", "t.gz", "t.csv"])
+@pytest.mark.parametrize("name", ["t.jsonl", "t.gz"])
 @pytest.mark.parametrize("suffix", [".txt", ".ends"])
 @pytest.mark.parametrize("damage", ["a byte", "cut", "empty", "longer", "another's"])
 def test_a_damaged_cache_is_made_anew(name: str, suffix: str, damage: str) -> None:
     """A damaged cache was trained on in silence."""
-    contents = {"t.jsonl": LINES, "t.gz": NIGHT, "t.csv": b"text\nfirst\nsecond\n"}
-    _write(name, contents[name])
+    _write(name, {"t.jsonl": LINES, "t.gz": NIGHT}[name])
     before = _documents(name)
     (path,) = Path("cache/texts").glob(f"*{suffix}")
     whole = path.read_bytes()
@@ -296,15 +274,3 @@ def test_a_damaged_cache_is_made_anew(name: str, suffix: str, damage: str) -> No
     path.write_bytes(damaged[damage])
     assert _documents(name) == before
     assert path.read_bytes() == whole
-
-
-@pytest.mark.hardening
-def test_a_row_of_a_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines of commas, and quotes with line breaks, are small when they are compressed."""
-    monkeypatch.setattr(records, "LINE_LIMIT", 10_000)
-    for row in (b"a" + b"," * 50_000, b'"\n",' * 10_000):
-        _write("t.csv.gz", b"text,id\nfine,1\n" + row + b"\n")
-        with pytest.raises(
-            MemspanError, match=r"line 3 has a row of over 10,000 characters|line 2,50"
-        ):
-            load_corpus("t.csv.gz")

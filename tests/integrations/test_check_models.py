@@ -12,8 +12,8 @@ import memspan
 from command_line import refused
 from memspan.lab import cli
 from memspan.lab.integrations.transformers import export
-from memspan.stateful.protocol import tensors_of
-from memspan.stateful.recipes import RECIPES, build
+from statelaws.protocol import tensors_of
+from statelaws.recipes import RECIPES, build
 
 pytestmark = pytest.mark.usefixtures("own_folders")
 QUICK = ("cuts", "causality", "rows", "values", "order-of-calls")

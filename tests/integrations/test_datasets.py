@@ -1,9 +1,12 @@
-"""Parquet files and data sets of the library datasets as corpora."""
+"""Tables and data sets, read by the library datasets, as corpora."""
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import itertools
 import json
+import lzma
 import socket
 import sys
 import time
@@ -39,20 +42,80 @@ def refused(name: str, words: str, field: str = "body") -> None:
 
 
 @pytest.mark.smoke
-def test_parquet_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each row is a document; others' files, and half of one, are refused."""
+def test_reads_each_row_of_a_parquet_file(monkeypatch: pytest.MonkeyPatch) -> None:
     path = Path("t.parquet")
     table = pa.table({"id": list(range(600)), "body": TEXTS})
     pq.write_table(table, path, row_group_size=100)
     assert [*itertools.chain(*documents("t.parquet").values())] == TEXTS
     refused("t.parquet", "has no 'text'; it has 'id', 'body': name .*--data.field", "text")
-    refused("t.parquet", "row 1: id is of type int, not text", "id")
+    refused("t.parquet", "id is of type int64, not text", "id")
     whole = path.read_bytes()
     for content in (whole[: len(whole) // 2], whole[:3], b"", b"PAR1" + bytes(400) + whole[-400:]):
         path.write_bytes(content)
         refused("t.parquet", "cut short or damaged")
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    refused("t.parquet", "pip install pyarrow")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    refused("t.parquet", "pip install datasets")
+
+
+PACKED = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+
+
+@pytest.mark.parametrize(
+    ("name", "separator"),
+    [
+        ("a.csv", ","),
+        ("b.csv", ";"),
+        ("A.CSV.gz", "\t"),
+        ("[a] b.csv", ","),
+        ("a.csv.xz", ","),
+        ("a.csv.bz2", ","),
+        (".hidden/a.tsv", "\t"),
+    ],
+)
+def test_reads_tables_as_spreadsheets_write_them(name: str, separator: str) -> None:
+    """With a byte order mark, quotes, line breaks, empty fields, and texts that look like numbers."""
+    rows = 'body,id\n"said ""no"", twice",1\n\n"two\nlines",2\n,3\nNA,4\n1.50,x\n'
+    content = b"\xef\xbb\xbf" + rows.replace(",", separator).replace("\n", "\r\n").encode()
+    path = Path(name)
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(PACKED.get(path.suffix, bytes)(content))
+    corpus = load_corpus({"test": name}, "body")
+    found = [text.read().decode() for text in corpus.splits["test"]]
+    assert found == [f'said "no"{separator} twice\n', "two\r\nlines\n", "", "NA\n", "1.50\n"]
+    assert corpus.remarks == (f"1 of 5 records of {name} has no text",)
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b"id,text\n1,a\n", "no 'body'; it has 'id', 'text': .*, or call it .txt"),
+        (b"id,body\n1,a,b\n", "not a valid table .*: quote texts that hold separators"),
+        (b"id,body\n1,a\n1,a,b\n", "not a valid table .*Expected 2 fields in line 3, saw 3"),
+        (b'body\n"a\n', "not a valid table .*EOF inside string"),
+        (b"body\ncaf\xe9\n", "t.csv is not UTF-8"),
+        (b"", "t.csv is empty"),
+        (b"body\n", "t.csv is empty"),
+    ],
+)
+def test_refuses_tables_that_cannot_be_read(
+    content: bytes, line: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    Path("t.csv").write_bytes(content)
+    refused("t.csv", line)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_damaged_archive_of_a_table_is_refused() -> None:
+    whole = gzip.compress(b"body\n" + bytes(f"{2**4000}\n", "ascii") * 9)
+    Path("t.csv.gz").write_bytes(whole[: len(whole) // 2])
+    refused("t.csv.gz", "t.csv.gz is cut short or damaged")
+
+
+def test_skips_tables_of_something_else_in_a_folder() -> None:
+    Path("texts").mkdir()
+    Path("texts/a.tsv").write_text("id\tlabel\n1\tx\n")
+    Path("texts/b.txt").write_text("a text\n")
+    assert load_corpus("texts", "body").skipped == ("a.tsv (no field 'body')",)
 
 
 def test_a_saved_data_set_keeps_its_splits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 import known_spans
+from memspan.lab.carries_memory import CarriesMemory
 from memspan.lab.data.tokenizers.plain import CharacterTokenizer
 from memspan.lab.measurement import span, stateful
 from memspan.lab.measurement.stateful import StatefulSubject
 from memspan.lab.measurement.subject import Budget, RunSubject
-from memspan.models.stateful import CarriesMemory
-from memspan.stateful.protocol import Claims, Inputs
+from statelaws.protocol import Claims, Inputs
 
 LONG = 1e9
 QUESTION = known_spans.QUESTION

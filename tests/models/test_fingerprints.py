@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
-import pickle
 from collections.abc import Iterator, Sequence
 from typing import Any, get_args, get_type_hints
 
@@ -16,7 +14,7 @@ from torch import Tensor
 from architectures import CASES, ONE_OF_EACH, VOCABULARY, randomise
 from memspan.errors import MemspanError
 from memspan.memory import Memory
-from memspan.models import BackboneConfig, EmbeddingConfig, LanguageModel, fingerprints
+from memspan.models import BackboneConfig, EmbeddingConfig, LanguageModel
 from memspan.models.fingerprints import fingerprint
 from readings import some_memory, text
 
@@ -137,29 +135,14 @@ def test_an_option_counts_if_it_changes_the_function(config: Any) -> None:
     assert config.same_function - BackboneConfig.same_function <= tried
 
 
-def test_a_later_option_leaves_fingerprints_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of 0.1.0, too, unless it is set."""
+def test_new_option_leaves_fingerprints_as_they_are() -> None:
+    """Unless it is set."""
     for known, config in CONFIGS.items():
         later = dataclasses.make_dataclass(
             known.__name__, [("later", int, 3)], bases=(known,), frozen=True
         )
-        was_there = known in fingerprints.OPTIONS_OF_0_1_0
-        if was_there:
-            monkeypatch.setitem(
-                fingerprints.OPTIONS_OF_0_1_0, later, fingerprints.OPTIONS_OF_0_1_0[known]
-            )
         before, after, changed = (
             fingerprint(options, EmbeddingConfig(), "digest")
             for options in (config, later(**vars(config)), later(**vars(config), later=4))
         )
         assert before == after != changed
-        if was_there:
-            assert before.of_0_1_0 == after.of_0_1_0 is not None
-            assert changed.of_0_1_0 is None
-
-
-def test_fingerprints_are_text() -> None:
-    found = model_of(CASES["lstm"].backbone).fingerprint()
-    for other in (copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
-        assert other == found
-        assert vars(other) == vars(found)

@@ -87,7 +87,7 @@ MISTAKES: list[tuple[Operation, dict[str, Any], str]] = [
     ),
     (RELATIVE, {"mask": None}, "without a mask 4 queries see up to 3 keys"),
     (RELATIVE, {"received": torch.zeros(B, T)}, r"received must be \[B, S\], \[2, 6\]"),
-    (RELATIVE, with_positions(keys=torch.randn(H, T, K)), r"F \+ S, K\], \[3, 6, 5\], not"),
+    (RELATIVE, with_positions(keys=torch.randn(H, T, K)), r"H, S, K\], \[3, 6, 5\], not"),
     (RELATIVE, with_positions(content_bias=torch.zeros(K)), r"content_bias must be .* \[3, 5\]"),
     (RULE, {"q": torch.randn(B, T, K)}, "queries, keys and values do not fit together"),
     (RULE, {"v": torch.randn(B, H, T, V).double()}, "v is float64 and q float32: convert one"),

@@ -119,7 +119,7 @@ def test_a_second_trainer_is_refused() -> None:
     start.train(OPTIONS, Path("r"))
     before = content(Path("r"))
     with lock_run(Path("r")):
-        # What earlier versions locked, and whoever cleans up may remove.
+        # Locked only where folders cannot be; whoever cleans up may remove it.
         Path("r/.lock").unlink(missing_ok=True)
         for begin in (start.resume, lambda folder: start.train(OPTIONS, folder)):
             with pytest.raises(MemspanError, match="another process is training in r"):
@@ -219,6 +219,7 @@ def test_a_folder_where_nothing_may_be_written() -> None:
     [
         ({"step": "6"}, "its step is str"),
         ({"corpus": None}, "its corpus is NoneType"),
+        ({"corpus": {"train": "0"}}, "its corpus has no splits"),
         ({"streams": {}}, "not a stream position"),
         ({"health": {"skipped_updates": "many"}}, "its health is"),
     ],

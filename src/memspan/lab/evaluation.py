@@ -120,7 +120,7 @@ class Evaluation(Scores):
     tokens_before: int
     """Tokens that the initial memory had read; 0: it was empty."""
     as_in_training: bool | None
-    """Whether this is the text that the run was trained on (None: an old run did not record it)."""
+    """Whether this is the text that the run was trained on (None: a converted run has none)."""
     precision: Literal["float32", "bfloat16"]
     """Precision of matrix products."""
     matmul_precision: Literal["highest", "high", "medium"]

@@ -17,21 +17,21 @@ from torch import nn
 
 from memspan.calls import checked, nearest, nearest_path
 from memspan.errors import MemspanError
+from memspan.lab.carries_memory import CarriesMemory
 from memspan.lab.exclusive import random_numbers
 from memspan.lab.installed import require
 from memspan.lab.runs.folder import SHIPPED, place_of, run_folder
 from memspan.lab.runs.options import PRESETS, read_config
 from memspan.lab.runs.run import Run, load
 from memspan.models import Backbone, LanguageModel
-from memspan.models.stateful import CarriesMemory
 from memspan.ops.native.waiting import sharing_cores
-from memspan.stateful.caches import Causal
-from memspan.stateful.case import ITSELF
-from memspan.stateful.check import Report
-from memspan.stateful.check import check as check_laws
-from memspan.stateful.protocol import MADE, RefusedError, Stateful
-from memspan.stateful.recipes import CODED, PADDING, RECIPES, VOCABULARY, build
-from memspan.stateful.recurrent import Recurrent
+from statelaws.caches import Causal
+from statelaws.case import ITSELF
+from statelaws.check import Report
+from statelaws.check import check as check_laws
+from statelaws.protocol import MADE, RefusedError, Stateful
+from statelaws.recipes import CODED, PADDING, RECIPES, VOCABULARY, build
+from statelaws.recurrent import Recurrent
 
 TYPE = "transformers:"
 """The prefix of model types."""
@@ -49,7 +49,7 @@ def check(
     """Check the laws of a model that carries state.
 
     Args:
-        model: an object with the functions of :class:`memspan.stateful.Stateful`, a run, a
+        model: an object with the functions of :class:`statelaws.Stateful`, a run, a
             :class:`LanguageModel` or a backbone, one of torch's recurrent modules, a causal language
             model as in transformers, or the name of one: what ``memspan check`` takes.
         laws: their names, or one name (None: all of them).
@@ -99,8 +99,8 @@ def as_stateful(model: object, made: str | None = None) -> Stateful[Any]:
     except RefusedError as error:
         raise _cannot(kind, error) from error
     raise MemspanError(
-        f"{kind} has no state that is known here: wrap it in memspan.stateful.Function, or give an "
-        "object with the functions of memspan.stateful.Stateful"
+        f"{kind} has no state that is known here: wrap it in statelaws.Function, or give an "
+        "object with the functions of statelaws.Stateful"
     )
 
 

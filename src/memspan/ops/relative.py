@@ -6,8 +6,7 @@ query ``i`` is at key ``S - T + i`` and the distance is ``d = S - T + i - j``::
     A_ij = ( (q_i + u) . k_j  +  (q_i + v) . R_d  +  S_d ) / sqrt(K)      attention(i) = softmax_j(A) V
 
 ``R`` is the projected sinusoid of the distance or a learned table, ``u`` and ``v`` are the paper's
-global biases, ``S_d`` is the learned variant's bias per distance. Causal attention has distances from
-0; keys in a query's future, where a mask allows them, have negative ones.
+global biases, ``S_d`` is the learned variant's bias per distance. Attention is causal: ``d >= 0``.
 """
 
 from __future__ import annotations
@@ -31,28 +30,25 @@ class Positions(NamedTuple):
     """What scores depend on besides queries and keys; symbols as in the equation."""
 
     keys: Tensor
-    """``R``, ``[H, F + S, K]`` for the distances ``-F .. S-1``, nearest first: row ``F + d`` belongs to
-    distance ``d``."""
+    """``R``, ``[H, S, K]`` for the distances ``0 .. S-1``: row ``d`` belongs to distance ``d``."""
     scores: Tensor | None = None
-    """``S_d``, ``[H, F + S]``, in the order of ``keys``."""
+    """``S_d``, ``[H, S]``."""
     content_bias: Tensor | None = None
     """``u``, ``[H, K]``."""
     position_bias: Tensor | None = None
     """``v``, ``[H, K]``."""
-    n_future: int = 0
-    """``F``, the number of negative distances, 0 to ``T - 1``; 0 for causal attention."""
 
     def to(self, dtype: torch.dtype) -> Positions:
         """In this type."""
-        if all(t is None or t.dtype == dtype for t in self[:4]):
+        if all(t is None or t.dtype == dtype for t in self):
             return self
-        scores, u, v = (t if t is None else t.to(dtype) for t in self[1:4])
-        return Positions(self.keys.to(dtype), scores, u, v, self.n_future)
+        scores, u, v = (t if t is None else t.to(dtype) for t in self[1:])
+        return Positions(self.keys.to(dtype), scores, u, v)
 
     def check(self, q: Tensor, k: Tensor, mask: Tensor | None) -> None:
         """Raise :class:`MemspanError` unless they go with these queries, keys and mask."""
-        keys, scores, u, w, n_future = self
-        named = zip(self._fields, self[:4], strict=False)
+        keys, scores, u, w = self
+        named = zip(self._fields, self, strict=True)
         check_together(False, q=q, k=k, **{f"positions.{name}": tensor for name, tensor in named})
         if q.dim() != 4 or k.dim() != 4 or q.shape != (*k.shape[:2], q.shape[2], k.shape[3]):
             raise MemspanError(
@@ -65,14 +61,13 @@ class Positions(NamedTuple):
                 f"{n_queries} queries need as many keys or more, not {n_keys}: keys are those of "
                 "memory and of the segment itself"
             )
-        if mask is None and n_queries > 1 and n_future != n_queries - 1:
+        if mask is None and n_queries > 1:
             raise MemspanError(
                 f"without a mask {n_queries} queries see up to {n_queries - 1} keys of their "
-                f"future: give position keys for those distances with n_future={n_queries - 1}, or "
-                "a causal mask"
+                "future, which have no position keys: pass a causal mask"
             )
-        check_shape("positions.keys", keys, "[H, F + S, K]", n_heads, n_future + n_keys, width)
-        check_shape("positions.scores", scores, "[H, F + S]", n_heads, n_future + n_keys)
+        check_shape("positions.keys", keys, "[H, S, K]", n_heads, n_keys, width)
+        check_shape("positions.scores", scores, "[H, S]", n_heads, n_keys)
         check_shape("positions.content_bias", u, "[H, K]", n_heads, width)
         check_shape("positions.position_bias", w, "[H, K]", n_heads, width)
         if mask is not None and not (
@@ -98,7 +93,7 @@ class _Inputs(NamedTuple):
     received: Tensor | None
 
     def requires_grad(self) -> bool:
-        tensors = (self.q, self.k, self.v, *self.positions[:4])
+        tensors = (self.q, self.k, self.v, *self.positions)
         return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
@@ -120,9 +115,8 @@ def relative_attention(
         k: keys ``[B, H, S, K]``, ``S >= T``, oldest first.
         v: values ``[B, H, S, V]``.
         positions: for distances up to ``S - 1``.
-        mask: bool ``[B or 1, T, S]``, true where a query may attend: not to keys more than ``F`` in
-            its future, and every query to something. None: every query attends to every key, which
-            needs ``F = T - 1``.
+        mask: bool ``[B or 1, T, S]``, true where a query may attend: not to keys in its future, and
+            every query to something. None, for a single query: it attends to every key.
         dropout: probability with which an attention weight is dropped.
         implementation: a name from :data:`IMPLEMENTATIONS`; None: the first that is fast and can run.
             A pass draws the same dropout with and without gradients, as activation checkpointing
@@ -187,8 +181,8 @@ def _weights(q: Tensor, k: Tensor, positions: Positions, mask: Tensor | None) ->
     content = (q + u[:, None]) @ k.transpose(-1, -2)
     by_distance = (q + w[:, None]) @ positions.keys.transpose(-1, -2) + s[:, None]
     query = torch.arange(n_keys - n_queries, n_keys, device=q.device)
-    row = positions.n_future + query[:, None] - torch.arange(n_keys, device=q.device)
-    # Rows below 0 belong to a future without position keys, which the mask excludes.
+    row = query[:, None] - torch.arange(n_keys, device=q.device)
+    # Rows below 0 belong to keys in the future, which the mask excludes.
     row = row.clamp(min=0).expand(*by_distance.shape[:3], -1)
     position = by_distance.gather(-1, row)
 
@@ -237,23 +231,23 @@ def _fold_biases(q: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
 
 
 def _farthest_first(position_keys: Tensor, position_scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Distances ``[dummy, S-1, ..., -F]``: the extra row that makes the relative shift a view."""
+    """Distances ``[dummy, S-1, ..., 0]``: the extra row that makes the relative shift a view."""
     keys = F.pad(position_keys.flip(1), (0, 0, 1, 0))
     return keys, F.pad(position_scores.flip(1), (1, 0))
 
 
 def _shift(x: Tensor, n_queries: int, n_keys: int) -> Tensor:
-    """The paper's relative shift ``[N, T * (S+F+1)] -> [N, T, S]`` (appendix B), without a copy.
+    """The paper's relative shift ``[N, T * (S+1)] -> [N, T, S]`` (appendix B), without a copy.
 
-    Column ``c`` of ``x[N, T, S+F+1]`` is the distance ``S - c``. Dropping the first ``T`` numbers and
-    reading rows of ``S+F`` puts ``x[i, j + T - i]``, the distance ``S - T + i - j``, at ``[i, j]``.
-    Entries more than ``F`` in the future come from the next row; the mask excludes them.
+    Column ``c`` of ``x[N, T, S+1]`` is the distance ``S - c``. Dropping the first ``T`` numbers and
+    reading rows of ``S`` puts ``x[i, j + T - i]``, the distance ``S - T + i - j``, at ``[i, j]``.
+    Keys in the future get what comes from the next row; the mask excludes them.
     """
     return x[:, n_queries:].unflatten(-1, (n_queries, -1))[..., :n_keys]
 
 
 def _position_term(heads: Tensor, keys: Tensor, scores: Tensor) -> Tensor:
-    """``q . R + S_d`` per head: ``[H, B*T, K] -> [H, B*T, S+F+1]``."""
+    """``q . R + S_d`` per head: ``[H, B*T, K] -> [H, B*T, S+1]``."""
     return torch.bmm(heads, keys.transpose(1, 2)).add_(scores[:, None])
 
 
@@ -321,8 +315,8 @@ class _FusedRelativeAttention(torch.autograd.Function):
         # dA is written through the shift's view: the buffer is then the position term's gradient.
         n_columns = keys.shape[1]
         d_x = grad.new_empty(n_heads * batch, n_queries * n_columns)
-        # Outside the view: the first T entries and, with future distances, the ends of rows.
-        d_x[:, : n_queries if n_columns == length + 1 else None] = 0
+        # Outside the view.
+        d_x[:, :n_queries] = 0
         d_a = _shift(d_x, n_queries, length)
         if torch.compiler.is_compiling():
             # torch.compile accepts no view as out=.
@@ -358,7 +352,7 @@ def _fused(inputs: _Inputs) -> Tensor:
 
 
 def _sdpa(inputs: _Inputs) -> Tensor:
-    refuse_transforms(inputs.q, inputs.k, inputs.v, *inputs.positions[:4])
+    refuse_transforms(inputs.q, inputs.k, inputs.v, *inputs.positions)
     return _by_heads(inputs, _sdpa_of_heads)
 
 

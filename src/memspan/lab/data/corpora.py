@@ -20,10 +20,10 @@ from memspan.lab.data.globs import find_matches
 from memspan.lab.data.hugging_face import PREFIX, SPLITS, read_dataset
 from memspan.lab.data.named import CORPORA
 from memspan.lab.data.options import Texts, title
-from memspan.lab.data.records import MissingFieldError, holds_records
+from memspan.lab.data.records import MissingFieldError
 from memspan.lab.data.remarks import remarks_on_files, remarks_on_records
 from memspan.lab.data.texts import Splits, Text, by_document, by_file, by_position, joined
-from memspan.lab.data.unpacked import NotTextError, documents_in
+from memspan.lab.data.unpacked import NotTextError, documents_in, holds_records
 
 ALL = "all"
 """The split that is a whole text, in order."""

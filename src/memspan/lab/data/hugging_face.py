@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from memspan.errors import MemspanError
-from memspan.lab.data.records import NAME_IT, ROWS, column_of, missing_field, record_text
+from memspan.lab.data.tables import data_library, row_texts
 from memspan.lab.data.texts import Text
 from memspan.lab.data.unpacked import unpacked
 
@@ -26,10 +26,6 @@ SPLITS = {
     "test": "test",
 }
 """Its names of splits to ours."""
-TEXT = ("string", "large_string", "string_view", "null")
-"""Its column types that hold text. The last has no values, so its rows are empty."""
-NESTED = ("list", "dict")
-"""Types of columns that may hold text inside, by a path."""
 
 
 def read_dataset(name: str, field: str) -> dict[str, list[Text]]:
@@ -43,34 +39,16 @@ def read_dataset(name: str, field: str) -> dict[str, list[Text]]:
         MemspanError: the library is missing; there is no such data set, or no network; it lacks the
             column, which must be text.
     """
-    try:
-        import datasets
-    except ImportError:
-        raise MemspanError(f"{name} needs the library datasets: pip install datasets") from None
+    datasets = data_library(name)
     loaded = _load(datasets, name)
     parts = loaded if isinstance(loaded, dict) else {"train": loaded}
     found = {}
     for split, part in parts.items():
         # Its own fingerprint, which would show what has changed, is whatever its maker wrote there.
         key = ["datasets", os.path.abspath(name), split, field]
-        documents = _documents(part, field, f"{name}, {split}")
+        documents = row_texts(part, field, f"{name}, {split}")
         found[split] = unpacked(key, documents, Path(name), again=True)
     return found
-
-
-def _documents(part: Any, field: str, where: str) -> Iterator[bytes]:
-    column = column_of(field, part.column_names)
-    if column not in part.column_names:
-        raise missing_field(where, field, part.column_names)
-    # Before a row is read, which would decode images and sounds.
-    kind = getattr(part.features[column], "dtype", "list")
-    if column == field and kind not in (*TEXT, *NESTED):
-        raise MemspanError(f"{where}: {field} is of type {kind}, not text: {NAME_IT}")
-    number = 0
-    for rows in part.select_columns([column]).with_format(None).iter(ROWS):
-        for value in rows[column]:
-            number += 1
-            yield record_text({column: value}, field, f"{where}, row {number:,}", number == 1)
 
 
 def _load(datasets: Any, name: str) -> Any:

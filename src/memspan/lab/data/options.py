@@ -52,10 +52,10 @@ class DataConfig(Options):
     corpus: str | None = None
     """A named corpus (see `memspan data list`); a file, a folder or a quoted glob of text, also
     compressed (.gz, .bz2, .xz, .zst, or a .zip with one file); records with a text each in JSON Lines
-    (.jsonl, .ndjson), JSON (.json), CSV (.csv, .tsv, with column names in the first line), all also
-    compressed, or Parquet (which needs pyarrow); token ids in an array of NumPy (.npy); a folder that
-    Hugging Face's datasets saved, or hf:NAME, a data set on its hub (both need datasets). It is split
-    for training, validation and test. -: standard input, for a new run, which is kept in a file
+    (.jsonl, .ndjson) or JSON (.json), also compressed; token ids in an array of NumPy (.npy); with the
+    extra datasets a table (.csv and .tsv, with column names in the first line, and .parquet), a folder
+    that Hugging Face's datasets saved, or hf:NAME, a data set on its hub. It is split for training,
+    validation and test. -: standard input, for a new run, which is kept in a file
     beside the run's folder. None: two-plays, or what train names."""
     train: str | None = dataclass_field(default=None, kw_only=True)
     """Instead of the corpus, the text to train on, named like a corpus: all of it or, of a named corpus

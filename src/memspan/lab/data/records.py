@@ -1,18 +1,15 @@
-"""Files of records, one document each: JSON Lines, JSON, CSV, Parquet."""
+"""Files of records, one document each: JSON Lines and JSON."""
 
 from __future__ import annotations
 
 import codecs
-import csv
-import io
-import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from memspan.errors import MemspanError, counted
+from memspan.errors import MemspanError
 from memspan.lab.data.compressed import name_inside, opened
 
 NAME_IT = (
@@ -24,8 +21,6 @@ LINE_LIMIT = 1 << 24
 """Maximum size of a record in bytes; as Python objects it takes thirty times as much."""
 CHUNK = 1 << 16
 """Bytes of JSON read at once."""
-ROWS = 256
-"""Rows of a table in memory at a time."""
 AS_IT_IS = ", or call it .txt to read it as it is"
 
 
@@ -133,11 +128,6 @@ def missing_field(
     return kind(f"{where} has no {field!r}; it has {names}: {NAME_IT}{instead}")
 
 
-def holds_records(path: Path) -> bool:
-    """True if a file has one document per record, by its name; see :data:`RECORDS`."""
-    return suffix_of(path) in RECORDS
-
-
 def suffix_of(path: Path) -> str:
     """The suffix that says what a file holds, such as ``.csv``, compressed or not."""
     return Path(name_inside(path)).suffix
@@ -224,84 +214,10 @@ def _values(file: IO[bytes], path: Path) -> Iterator[Any]:
             number, size = number + 1, CHUNK
 
 
-def _csv(path: Path, field: str) -> Iterator[bytes]:
-    """RFC 4180; the first line names the columns. The separator is a tab or, in a ``.csv``, the most
-    frequent of comma, semicolon and tab there."""
-    # The default is 131,072 characters; the limit is global to the csv module.
-    csv.field_size_limit(LINE_LIMIT)
-    try:
-        with opened(path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as lines:
-            first = lines.readline(LINE_LIMIT)
-            separator = "\t" if suffix_of(path) == ".tsv" else max(",;\t", key=first.count)
-            left = LINE_LIMIT
-
-            def bounded() -> Iterator[str]:
-                nonlocal left
-                while line := lines.readline(left + 1):
-                    left -= len(line)
-                    if left < 0:
-                        raise MemspanError(
-                            f"{path}, line {rows.line_num + 1:,} has a row of over {LINE_LIMIT:,} "
-                            "characters: a quote may be missing, or divide the text"
-                        )
-                    yield line
-
-            rows = csv.reader(itertools.chain([first], bounded()), delimiter=separator, strict=True)
-            columns = next(rows, [])
-            if not first:
-                return
-            if columns.count(field) > 1:
-                raise MemspanError(f"{path} has several columns {field!r}: rename all but one")
-            if field not in columns:
-                raise missing_field(str(path), field, columns, AS_IT_IS)
-            for row in filter(None, rows):
-                where = f"{path}, line {rows.line_num:,}"
-                if len(row) != len(columns):
-                    raise MemspanError(
-                        f"{where} has {counted(len(row), 'column')}, the first line "
-                        f"{len(columns):,}: quote texts with {separator!r}, quotes or line breaks"
-                    )
-                yield record_text({field: row[columns.index(field)]}, field, where)
-                left = LINE_LIMIT
-    except csv.Error as error:
-        raise MemspanError(
-            f"{path}, line {rows.line_num:,} is not valid ({str(error)!a}): double the quotes inside "
-            'quotes, and quote texts that begin with "'
-        ) from None
-    except UnicodeDecodeError as error:
-        raise MemspanError(f"{path} is not UTF-8 ({error.reason}): convert it") from None
-
-
-def _parquet(path: Path, field: str) -> Iterator[bytes]:
-    try:
-        import pyarrow.lib
-        import pyarrow.parquet
-    except ImportError:
-        raise MemspanError(f"{path} is Parquet, which needs pyarrow: pip install pyarrow") from None
-    number = 0
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            column = column_of(field, names)
-            if column not in names:
-                raise missing_field(str(path), field, names)
-            for batch in file.iter_batches(ROWS, columns=[column]):
-                for value in batch.column(0):
-                    number += 1
-                    where = f"{path}, row {number:,}"
-                    yield record_text({column: value.as_py()}, field, where, first=number == 1)
-    # The last: text that is not UTF-8.
-    except (pyarrow.lib.ArrowException, UnicodeDecodeError) as error:
-        raise damaged(path, error) from None
-
-
 RECORDS = {
     ".jsonl": _json_lines,
     ".ndjson": _json_lines,
     ".json": _json,
-    ".csv": _csv,
-    ".tsv": _csv,
-    ".parquet": _parquet,
 }
 """Readers of files of records, one document each, by suffix."""
 

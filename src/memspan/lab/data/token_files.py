@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -19,7 +19,8 @@ from memspan.files.disk import write_atomically
 from memspan.lab.data.tokenizers.base import Tokenizer
 
 FORMAT = "memspan-tokens-4"
-TOKENS, BORDERS = "tokens", "document_starts"
+TOKENS = "tokens"
+BORDERS = "document_starts"
 Identity = dict[str, dict[str, str]]
 """SHA-256 of each split's tokens, and of the indices at which its documents start."""
 
@@ -53,7 +54,11 @@ def write_tokens(
         documents: each document's text and ids, in pieces.
         tokenizer: what made them.
     """
-    sums, starts, n_tokens, n_bytes, altered = hashlib.sha256(), [], 0, 0, False
+    sums = hashlib.sha256()
+    starts = []
+    n_tokens = 0
+    n_bytes = 0
+    altered = False
     respaced = False
 
     def content() -> Iterator[bytes]:
@@ -63,7 +68,8 @@ def write_tokens(
             for text, ids in document:
                 piece = ids.astype(tokenizer.dtype.newbyteorder("<")).tobytes()
                 sums.update(piece)
-                n_tokens, n_bytes = n_tokens + len(ids), n_bytes + len(text)
+                n_tokens += len(ids)
+                n_bytes += len(text)
                 altered = altered or tokenizer.alters(text, ids)
                 respaced = respaced or tokenizer.respaces(text)
                 yield piece
@@ -98,7 +104,8 @@ def read_tokens(path: Path) -> TokenFile:
         header = json.loads(path.with_suffix(".json").read_bytes())
         if header["format"] != FORMAT or header.pop("header_sha256") != _check(header):
             raise ValueError("its header is of another version, or its checksum is wrong")
-        dtype, n_tokens = np.dtype(header["dtype"]).newbyteorder("<"), header["n_tokens"]
+        dtype = np.dtype(header["dtype"]).newbyteorder("<")
+        n_tokens = header["n_tokens"]
         size = path.stat().st_size
         if size != n_tokens * dtype.itemsize:
             raise ValueError(f"{size:,} bytes instead of {n_tokens * dtype.itemsize:,}")
@@ -113,9 +120,8 @@ def read_tokens(path: Path) -> TokenFile:
             n_bytes=header["n_bytes"],
             vocabulary_hash=header["vocabulary_hash"],
             sha256=header["sha256"],
-            # Older files are of tokenisers that restore every text.
-            altered=bool(header.get("altered")),
-            respaced=bool(header.get("respaced")),
+            altered=header["altered"],
+            respaced=header["respaced"],
         )
     except FileNotFoundError as error:
         raise MemspanError(f"{error.filename} is missing: {remedy}") from None
@@ -140,37 +146,36 @@ def identity(splits: Mapping[str, TokenFile]) -> Identity:
 
 
 def recorded(value: object) -> Identity:
-    """An identity as a checkpoint records it; old ones recorded only the hash of the training tokens.
+    """An identity as a checkpoint records it; empty for a converted run.
 
     Raises:
         ValueError: it is not an identity.
     """
-    if isinstance(value, str):
-        return {"train": {TOKENS: value}}
-    if not isinstance(value, dict) or not all(isinstance(split, dict) for split in value.values()):
+    splits = value.values() if isinstance(value, dict) else [None]
+    if not all(isinstance(split, dict) and {*split} == {TOKENS, BORDERS} for split in splits):
         raise ValueError("its corpus has no splits")
-    return value
+    return cast(Identity, value)
 
 
 def difference(known: Identity, found: Identity, among: Iterable[str] | None = None) -> str | None:
-    """How ``found`` differs from what a run recorded, in a few words; None if it does not.
+    """How ``found`` differs from what a run recorded, in a few words; None if it does not, or if the
+    run recorded nothing.
 
     Args:
-        known: what the run recorded; nothing else is compared.
+        known: what the run recorded.
         found: the identity of the present corpus.
         among: the splits to compare (None: all, and there must be no others).
     """
-    # Of an old run not all splits, and not where documents start, may be known.
-    whole = bool(known) and all(BORDERS in split for split in known.values())
+    if not known:
+        return None
     # In the order of the text.
     for name in dict.fromkeys([*found, *known]) if among is None else among:
-        before, now = known.get(name), found.get(name)
-        if before is None and not whole:
-            continue
+        before = known.get(name)
+        now = found.get(name)
         if before is None or now is None:
             return f"its {name} split is {'new' if before is None else 'missing'}"
-        if before.get(TOKENS) != now[TOKENS]:
+        if before[TOKENS] != now[TOKENS]:
             return f"its {name} split is another text"
-        if BORDERS in before and before[BORDERS] != now[BORDERS]:
+        if before[BORDERS] != now[BORDERS]:
             return f"the documents of its {name} split begin elsewhere"
     return None

@@ -20,10 +20,13 @@ from memspan.lab.data.compressed import is_archive, is_compressed, is_damage, op
 from memspan.lab.data.encodings import foreign_format
 from memspan.lab.data.id_arrays import WIDTH, read_ids
 from memspan.lab.data.records import RECORDS, damaged, suffix_of
+from memspan.lab.data.tables import TABLES, read_table
 from memspan.lab.data.texts import CHUNK, Text
 
 FORMAT = "4"
 """Version of the cached files; a part of their names."""
+READERS = RECORDS | dict.fromkeys(TABLES, read_table)
+"""Readers of files with one document per record, by suffix."""
 LEAST_LIMIT, MOST_TIMES = 1 << 28, 200
 """A file may hold this many bytes of text, or this many times its own size if that is more."""
 
@@ -42,12 +45,17 @@ class NotTextError(MemspanError):
         self.reason = f"{what}, not text"
 
 
+def holds_records(path: Path) -> bool:
+    """True if a file has one document per record, by its name."""
+    return suffix_of(path) in READERS
+
+
 def documents_in(path: Path, field: str) -> list[Text]:
     """The documents of a file: the file itself, or what it holds if its name says how it is packed.
 
     Args:
-        path: the file; those of :data:`RECORDS`, compressed ones, and arrays of ids are unpacked.
-        field: the field or column with the text, in :data:`RECORDS`.
+        path: the file; those of :data:`READERS`, compressed ones, and arrays of ids are unpacked.
+        field: the field or column with the text, in :data:`READERS`.
 
     Raises:
         NotTextError: it is of a format that is not read.
@@ -58,10 +66,10 @@ def documents_in(path: Path, field: str) -> list[Text]:
     suffix = suffix_of(path)
     if is_archive(path):
         raise NotTextError(path, "an archive", "unpack it, and give the folder")
-    if suffix not in (*RECORDS, ".npy") and not is_compressed(path):
+    if suffix not in (*READERS, ".npy") and not is_compressed(path):
         texts = [Text.of(path)]
     else:
-        read = read_ids if suffix == ".npy" else RECORDS.get(suffix, _plain)
+        read = read_ids if suffix == ".npy" else READERS.get(suffix, _plain)
         with open(path, "rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
         pieces = _checked(path, read(path, field))
@@ -69,7 +77,7 @@ def documents_in(path: Path, field: str) -> list[Text]:
         whole = read in (_plain, read_ids)
         unit = WIDTH if read is read_ids else 1
         texts = unpacked(key, pieces, origin=path, one=whole, unit=unit)
-    if suffix not in RECORDS and texts:
+    if suffix not in READERS and texts:
         found = foreign_format(texts[0].part(0, 512).read())
         if found is not None:
             raise NotTextError(path, *found)

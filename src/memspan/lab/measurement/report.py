@@ -21,6 +21,7 @@ from memspan.lab.measurement.statistics import Estimate
 from memspan.lab.pictures import label, png
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -42,6 +43,8 @@ class Table:
     """Title and axes' labels of a panel of the picture, which several runs may share."""
     lines: Sequence[Line] = ()
     """Lines of that panel, over a logarithmic scale of tokens or slots."""
+    result: tuple[str, float] | None = None
+    """A label and the place on that scale of a vertical line, in the colour of the line before."""
 
 
 class Report:
@@ -175,6 +178,9 @@ def _losses(name: str, m: Measurement) -> Iterator[Table]:
                 "bits per byte more than with the longest",
             ),
             [(name, [p.history for p in m.span.points], [p.difference for p in m.span.points])],
+            None
+            if m.span.tokens is None
+            else (f"span: {_at_least(m.span.tokens, m.span.beyond)}", m.span.tokens),
         )
     for sizes in m.memory_lengths:
         notes = {p.slots: " (training)" * (p.slots == sizes.trained) for p in sizes.points}
@@ -286,26 +292,20 @@ def written(report: Report, folder: Path) -> list[Path]:
 
 def picture(report: Report) -> bytes:
     """A PNG, if there is anything to draw and matplotlib to draw it."""
-    panels: dict[tuple[str, str, str], list[Line]] = {}
+    panels: dict[tuple[str, str, str], list[Table]] = {}
     for table in report.tables():
         if table.lines:
-            panels.setdefault(table.panel, []).extend(table.lines)
+            panels.setdefault(table.panel, []).append(table)
     if not panels:
         raise MemspanError("there is nothing to draw")
     columns = 2 if len(panels) > 1 else 1
     rows = -(-len(panels) // columns)
 
     def draw(figure: Figure) -> None:
-        for number, ((title, xlabel, ylabel), lines) in enumerate(panels.items(), 1):
+        for number, ((title, xlabel, ylabel), tables) in enumerate(panels.items(), 1):
             axes = figure.add_subplot(rows, columns, number)
-            for text, x, y in lines:
-                middle = [v.value if isinstance(v, Estimate) else v for v in y]
-                (drawn,) = axes.plot(*with_gaps(x, middle), marker=".", label=label(text))
-                if bounds := [(v.low, v.high) for v in y if isinstance(v, Estimate)]:
-                    low, high = zip(*bounds, strict=True)
-                    at, lows = with_gaps(x, low)
-                    _, highs = with_gaps(x, high)
-                    axes.fill_between(at, lows, highs, color=drawn.get_color(), alpha=0.15)
+            for table in tables:
+                _draw(axes, table)
             # The scale has a place for zero.
             axes.set_xscale("symlog", base=2, linthresh=1)
             axes.xaxis.set_major_formatter("{x:.0f}")
@@ -314,6 +314,21 @@ def picture(report: Report) -> bytes:
             axes.legend(fontsize="small")
 
     return png(draw, 6 * columns, 3.8 * rows, dpi=110)
+
+
+def _draw(axes: Axes, table: Table) -> None:
+    """Draw a table's lines, their intervals and its result."""
+    for text, x, y in table.lines:
+        middle = [v.value if isinstance(v, Estimate) else v for v in y]
+        (drawn,) = axes.plot(*with_gaps(x, middle), marker=".", label=label(text))
+        if bounds := [(v.low, v.high) for v in y if isinstance(v, Estimate)]:
+            low, high = zip(*bounds, strict=True)
+            at, lows = with_gaps(x, low)
+            _, highs = with_gaps(x, high)
+            axes.fill_between(at, lows, highs, color=drawn.get_color(), alpha=0.15)
+    if table.result is not None:
+        text, place = table.result
+        axes.axvline(place, color=drawn.get_color(), linestyle="--", linewidth=1, label=text)
 
 
 def with_gaps(x: Sequence[float], y: Sequence[float]) -> tuple[list[float], list[float]]:

@@ -25,9 +25,9 @@ from memspan.lab.runs.folder import run_folder
 from memspan.lab.runs.texts import check_field, split_of
 from memspan.lab.targets import as_stateful, move, named
 from memspan.nn import NOT_SCORED
-from memspan.stateful.case import called, device_of
-from memspan.stateful.effect import without_effect
-from memspan.stateful.protocol import RefusedError, Stateful, tensors_of
+from statelaws.case import called, device_of
+from statelaws.effect import without_effect
+from statelaws.protocol import RefusedError, Stateful, tensors_of
 
 SEGMENT = 256
 """Tokens that are read at once: a model whose outputs depend on cuts is measured with these."""

@@ -38,7 +38,7 @@ LIMIT = 1 << 20
 
 
 class State(TypedDict):
-    """What ``state.json`` holds; older versions left out what is not required."""
+    """What ``state.json`` holds; a converted run leaves out what is not required."""
 
     step: int
     """Updates made."""
@@ -46,12 +46,12 @@ class State(TypedDict):
     """Best validation score so far, nats per token; None before the first validation."""
     best_step: int | None
     """Its step."""
-    unimproved: NotRequired[int]
-    """Validations since the last one that early stopping counts as better; 0 in older files."""
+    unimproved: int
+    """Validations since the last one that early stopping counts as better."""
     streams: dict[str, int]
     """Position in the training text."""
-    corpus: Identity | str
-    """See :func:`memspan.lab.data.token_files.recorded`."""
+    corpus: Identity
+    """Empty for a converted run."""
     health: dict[str, int]
     """Updates skipped and memory rows reset because of NaN or infinity."""
     record: NotRequired[dict[str, Any]]
@@ -68,8 +68,9 @@ TYPES: dict[str, tuple[type, ...]] = {
     "step": (int,),
     "best": (float, type(None)),
     "best_step": (int, type(None)),
+    "unimproved": (int,),
     "streams": (dict,),
-    "corpus": (dict, str),
+    "corpus": (dict,),
     "files": (dict,),
     "health": (dict,),
 }

@@ -53,7 +53,7 @@ class Run:
     step: int
     """Updates that made these weights."""
     corpus: Identity
-    """Identity of its training and validation texts; empty for old or converted runs."""
+    """Identity of its training and validation texts; empty for converted runs."""
 
 
 def create(lock: RunLock, config: RunConfig[BackboneConfig], tokenizer: Tokenizer) -> None:

@@ -24,7 +24,7 @@ from memspan.models import LanguageModel
 from memspan.models.options import BackboneConfig
 from memspan.models.registry import MODELS
 
-NOT_BEGUN = State(step=0, best=None, best_step=None, streams={}, corpus={}, health={})
+NOT_BEGUN = State(step=0, best=None, best_step=None, unimproved=0, streams={}, corpus={}, health={})
 """The state of a run before its first step, with an unknown corpus."""
 
 

@@ -211,10 +211,6 @@ class TrainConfig(Options):
         return early * self.accumulate + (step - early) * (self.accumulate_later or 0)
 
     def __post_init__(self) -> None:
-        given: object = self.tracker
-        if isinstance(given, str):
-            # Files of older versions have one tracker, or "none".
-            object.__setattr__(self, "tracker", (given,))
         check_types(self)
         trackers = dict.fromkeys(name for name in self.tracker if name != "none")
         object.__setattr__(self, "tracker", tuple(trackers))

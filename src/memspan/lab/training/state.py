@@ -281,7 +281,7 @@ class TrainingState:
         read = self.streams.tokens_read
         self.steps = self.config.train.updates(self.streams.row_length, self.step, read)
         self.best_step = saved.state["best_step"]
-        self.unimproved = saved.state.get("unimproved", 0)
+        self.unimproved = saved.state["unimproved"]
         counts = saved.state["health"] | {"unimproved": self.unimproved}
         if not all(type(count) is int and count >= 0 for count in counts.values()):
             raise TypeError(f"its health is {counts}")

@@ -107,7 +107,7 @@ class Tokenizer(ABC):
     def content(self) -> dict[str, object]:
         """The constructor's arguments in :func:`load_tokenizer`, as JSON values.
 
-        Later ones are left out at their defaults: files and checksums of older versions stay the same.
+        An argument added later is left out at its default, so that checksums stay the same.
         """
 
     def tokens(self) -> Sequence[str | int]:

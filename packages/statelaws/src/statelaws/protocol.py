@@ -1,0 +1,232 @@
+"""What a model that carries state offers: four functions over rows.
+
+``B`` is the number of rows, ``T`` that of tokens.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from numbers import Number
+from pathlib import Path
+from types import FunctionType, MethodType, ModuleType
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+State = TypeVar("State")
+Padding = Literal["right", "right-last", "left", "left-continued"]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a model reads: tokens, or vectors."""
+
+    vocab_size: int | None = None
+    """Tokens are int64 ``[B, T]`` in ``0 .. vocab_size - 1`` (None: it reads vectors)."""
+    width: int | None = None
+    """Vectors are floating-point ``[B, T, width]`` (None: it reads tokens)."""
+    dtype: torch.dtype = torch.float32
+    """Type of vectors."""
+
+    def draw(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
+        """Random inputs of this many rows and tokens."""
+        if self.width is None:
+            assert self.vocab_size is not None
+            return torch.randint(self.vocab_size, (rows, length), generator=generator)
+        return torch.randn(rows, length, self.width, generator=generator).to(self.dtype)
+
+
+@dataclass(frozen=True)
+class Claims:
+    """A model's statements about itself, where models differ by design."""
+
+    consumes_state: bool = False
+    """``read`` uses up the given state. False: that stays usable."""
+    cuts: bool | int = True
+    """Outputs do not depend on where a text is cut. False: they do, by design, and laws are tested at
+    equal cuts. A number n from 2 on: they do not where all cuts are at multiples of n tokens."""
+    bounded: bool = True
+    """The state stops growing. False: it grows with every token, as a cache of all keys does."""
+    carries_gradients: bool = True
+    """Gradients flow through the state that is passed in. False: it is detached, by design."""
+    padding: frozenset[Padding] = frozenset()
+    """Padding that the documentation promises to ignore: on the right, on the right of a last segment,
+    on the left of a first segment, on the left of a later one."""
+    lengths: Mapping[str, int] = field(default_factory=dict)
+    """Internal lengths in tokens that a test should cross, such as a window, a chunk, a convolution or
+    a table of positions, by name."""
+    moves_in_training: bool = False
+    """A forward pass in training mode changes later outputs, by design, as the running statistics of
+    batch normalisation do."""
+
+    def __post_init__(self) -> None:
+        if self.cuts < 0:
+            raise ValueError(
+                f"Claims.cuts must be true, false or a number of tokens, not {self.cuts}"
+            )
+        for name, length in self.lengths.items():
+            if length < 1:
+                raise ValueError(
+                    f"Claims.lengths: {name!r} must be at least 1 token, not {length}: leave it out"
+                )
+
+    @property
+    def anywhere(self) -> bool:
+        """True if a text may be cut anywhere."""
+        return self.cuts == 1
+
+
+@runtime_checkable
+class Stateful(Protocol[State]):
+    """A model that carries state from one call to the next. The state is whatever the model likes."""
+
+    inputs: Inputs
+    claims: Claims
+    module: nn.Module
+    """The module that computes: its weights are perturbed to see how exact numbers are, and it is put
+    into training and evaluation mode."""
+
+    def start(self, batch_size: int) -> State:
+        """The state of ``batch_size`` rows that have read nothing."""
+
+    def read(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
+        """Read ``inputs`` on from ``state``: outputs ``[B, T, ...]``, one for each input and of
+        floating-point type, and the state after them."""
+
+    def select(self, state: State, rows: Tensor) -> State:
+        """The state of ``rows``, int64 ``[B']``, in any order, repeated or left out. ``state`` may be
+        used up."""
+
+    def copy(self, state: State) -> State:
+        """A state that stays as it is, whatever is done with ``state``. Gradients need not reach it."""
+
+
+@runtime_checkable
+class Resets(Protocol[State]):
+    """A model whose rows can begin anew."""
+
+    def reset(self, state: State, rows: Tensor) -> State:
+        """``state`` emptied in the rows where ``rows``, bool ``[B]``, is true. ``state`` may be used
+        up."""
+
+
+@runtime_checkable
+class Truncates(Protocol[State]):
+    """A model that can roll back."""
+
+    def truncate(self, state: State, n: int) -> State:
+        """``state`` as it was ``n`` tokens ago. It may be used up."""
+
+
+@runtime_checkable
+class Saves(Protocol[State]):
+    """A model whose states can be kept in files."""
+
+    def save(self, state: State, path: Path) -> None:
+        """Write ``state``."""
+
+    def load(self, path: Path) -> State:
+        """What :meth:`save` wrote."""
+
+
+@runtime_checkable
+class ReadsPadded(Protocol[State]):
+    """A model that reads rows of different lengths together."""
+
+    def read_padded(
+        self, inputs: Tensor, state: State, lengths: Tensor, side: Literal["right", "left"]
+    ) -> tuple[Tensor, State]:
+        """As :meth:`Stateful.read`, but only ``lengths[i]`` inputs of row ``i`` are real (int64
+        ``[B]``). The rest, on that ``side``, is padding, with any values."""
+
+
+@runtime_checkable
+class ReadsPacked(Protocol[State]):
+    """A model that reads several documents in a row of inputs."""
+
+    def read_packed(self, inputs: Tensor, state: State, starts: Tensor) -> tuple[Tensor, State]:
+        """As :meth:`Stateful.read`; a document begins where ``starts``, bool ``[B, T]``, is true, and
+        sees nothing of what was before it."""
+
+
+class RefusedError(Exception):
+    """A model cannot do what was asked; the message is the model's own."""
+
+
+class NotOfferedError(Exception):
+    """A model's interface does not offer what was asked."""
+
+
+MADE = "module = ...  # in evaluation mode"
+"""In scripts, a module of unknown origin."""
+
+
+PLAIN = (
+    Number, str, bytes, bytearray, type(None), type(Ellipsis), Enum,
+    torch.dtype, torch.device, torch.layout, torch.memory_format,
+)  # fmt: skip
+"""Leaves that are values, and hold nothing else."""
+
+
+def tensors_of(state: Any) -> list[Tensor]:
+    """All tensors within a state of any kind: containers, dataclasses and objects with attributes or
+    slots."""
+    return [leaf for leaf in leaves_of(state) if isinstance(leaf, Tensor)]
+
+
+def leaves_of(state: Any) -> list[Any]:
+    """The leaves of a state of any kind: its tensors, each once, numbers, strings, ..., without
+    containers. What is none of :data:`PLAIN` may hold more than is known here, such as an array."""
+    found: list[Any] = []
+    seen: dict[int, Any] = {}
+    waiting = [state]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, PLAIN):
+            found.append(part)
+            continue
+        if isinstance(part, nn.Module | type | ModuleType) or id(part) in seen:
+            continue
+        seen[id(part)] = part
+        parts = None if isinstance(part, Tensor) else parts_of(part)
+        if parts is None:
+            found.append(part)
+        else:
+            waiting += reversed(parts)
+    return found
+
+
+def parts_of(part: Any) -> list[Any] | None:
+    """The parts of a container or an object (None: it is a leaf)."""
+    if isinstance(part, FunctionType | MethodType | partial):
+        # Its attributes are not what it works on.
+        return None
+    kind: Any = type(part)
+    if kind.__getstate__ is not object.__getstate__:
+        # Its own word on what is state, and what can be made again.
+        return [part.__getstate__()]
+    parts = None
+    if isinstance(part, Mapping):
+        parts = list(part.values())
+    elif isinstance(part, list | tuple | set | frozenset | deque):
+        parts = list(part)
+    slots = [
+        name
+        for kind in type(part).__mro__
+        for name in _names(vars(kind).get("__slots__", ()))
+        if name not in ("__dict__", "__weakref__") and hasattr(part, name)
+    ]
+    if hasattr(part, "__dict__"):
+        parts = [*(parts or []), *vars(part).values()]
+    if slots:
+        parts = [*(parts or []), *(getattr(part, name) for name in slots)]
+    return parts
+
+
+def _names(slots: str | Iterable[str]) -> list[str]:
+    return [slots] if isinstance(slots, str) else list(slots)

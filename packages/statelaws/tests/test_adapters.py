@@ -1,0 +1,185 @@
+"""torch's recurrent modules, functions with a state, and models with caches of their own."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from statelaws.caches import Causal
+from statelaws.check import NAMES, check
+from statelaws.protocol import Inputs, NotOfferedError, RefusedError, Stateful, Truncates
+from statelaws.recurrent import Function, Recurrent, copied, mapped
+
+RNNS: dict[str, tuple[type[nn.RNNBase], dict[str, Any]]] = {
+    "rnn": (nn.RNN, {"num_layers": 2}),
+    "gru, batch first": (nn.GRU, {"batch_first": True}),
+    "lstm, projected": (nn.LSTM, {"num_layers": 2, "proj_size": 3}),
+    "lstm, batch first": (nn.LSTM, {"batch_first": True}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.parametrize(("kind", "options"), RNNS.values(), ids=RNNS)
+def test_recurrent_modules_read_as_torch_does_and_break_no_law(
+    kind: type[nn.RNNBase], options: dict[str, Any]
+) -> None:
+    module, x = kind(4, 6, **options), torch.randn(3, 5, 4)
+    model = Recurrent(module, "module = given")
+    outputs, state = model.read(x, model.start(3))
+    own = module(x)[0] if module.batch_first else module(x.transpose(0, 1))[0].transpose(0, 1)
+    torch.testing.assert_close(outputs, own)
+    # Scripts read alike.
+    made: dict[str, Any] = {"torch": torch, "given": module}
+    exec(model.source(), made)
+    script = SimpleNamespace(**made)
+    rows, lengths = torch.tensor([2, 2, 0]), torch.tensor([5, 1, 3])
+    _, theirs = script.read(x, script.start(3))
+    _, theirs = script.read_padded(x, script.copy(theirs), lengths, "right")
+    _, ours = model.read_padded(x, model.copy(state), lengths, "right")
+    found, expected = (
+        m.read(x, m.select(s, rows))[0] for m, s in ((script, theirs), (model, ours))
+    )
+    assert torch.equal(found, expected)
+    outcomes = {finding.law: finding.outcome for finding in check(model, seed=3).findings}
+    missing = {"fresh-start", "padding-left", "roll-back", "files"}
+    assert outcomes == {name: "not-offered" if name in missing else "holds" for name in NAMES}
+
+
+def test_recurrent_modules_refuse_what_they_cannot() -> None:
+    with pytest.raises(RefusedError, match="bidirectional=False"):
+        Recurrent(nn.GRU(4, 6, bidirectional=True))
+    model = Recurrent(nn.GRU(4, 6))
+    with pytest.raises(NotOfferedError):
+        model.read_padded(torch.zeros(1, 2, 4), model.start(1), torch.tensor([1]), "left")
+
+
+def test_a_function_with_a_state() -> None:
+    def summed(x: Tensor, state: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+        y = state["sum"][:, None] + x.cumsum(1)
+        return y, {"sum": y[:, -1], "count": state["count"] + x.shape[1]}
+
+    def first(rows: int) -> dict[str, Any]:
+        return {"sum": torch.zeros(rows, 4), "count": torch.tensor(0)}
+
+    model = Function(summed, first, Inputs(width=4))
+    assert isinstance(model, Stateful)
+    x = torch.randn(2, 3, 4)
+    _, state = model.read(x, model.start(2))
+    picked = model.select(state, torch.tensor([1, 1, 0]))
+    torch.testing.assert_close(picked["sum"], state["sum"][[1, 1, 0]])
+    assert picked["count"] == 3
+
+
+def test_copies_are_apart_and_carry_no_gradients() -> None:
+    weight = torch.ones(2, requires_grad=True)
+    state = SimpleNamespace(parts=[weight * 2, {"n": 3}])
+    copy = copied(state)
+    state.parts[0].detach().zero_()
+    state.parts[1]["n"] = 4
+    assert copy.parts[0].tolist() == [2, 2]
+    assert copy.parts[1] == {"n": 3}
+    assert not copy.parts[0].requires_grad
+    assert mapped(lambda t: t + 1, (weight * 2,))[0].requires_grad
+
+
+class Summing(nn.Module):
+    """Logits of a sum over all tokens, which is also its cache."""
+
+    config = SimpleNamespace(vocab_size=7, sliding_window=3)
+
+    def __init__(self, logits: str = "logits", cache: str = "past_key_values") -> None:
+        super().__init__()
+        self.embedding, self.names = nn.Embedding(7, 7), (logits, cache)
+
+    def forward(
+        self, input_ids: Tensor, past_key_values: Any = None, attention_mask: Any = None
+    ) -> Any:
+        x = self.embedding(input_ids)
+        if attention_mask is not None:
+            x = x * attention_mask[:, -x.shape[1] :, None]
+        y = x.cumsum(1) + (0 if past_key_values is None else past_key_values[0][:, None])
+        return dict(zip(self.names, (y, (y[:, -1],)), strict=True))
+
+
+@pytest.mark.parametrize("cache", ["past_key_values", "mems"])
+def test_logits_and_caches_are_found(cache: str) -> None:
+    model = Causal(Summing(cache=cache))
+    assert isinstance(model, Truncates)
+    assert model.claims.lengths == {"sliding_window": 3}
+    assert model.claims.bounded
+    tokens = torch.randint(7, (2, 6))
+    whole, _ = model.read(tokens, model.start(2))
+    _, state = model.read(tokens[:, :2], model.start(2))
+    rest, _ = model.read(tokens[:, 2:], model.select(model.copy(state), torch.tensor([0, 1])))
+    torch.testing.assert_close(rest, whole[:, 2:])
+    with pytest.raises(NotOfferedError, match="tuple has no crop"):
+        model.truncate(state, 1)
+    padded, _ = model.read_padded(tokens[:, 2:], state, torch.tensor([4, 2]), "left")
+    alone, _ = model.read(tokens[1:, 4:], model.select(state, torch.tensor([1])))
+    torch.testing.assert_close(padded[1:, 2:], alone)
+
+
+def test_models_that_read_on_by_single_tokens_are_read() -> None:
+    class OneByOne(Summing):
+        def forward(self, input_ids: Tensor, past_key_values: Any = None) -> Any:
+            if past_key_values is not None and input_ids.shape[1] > 1:
+                raise ValueError("one at a time")
+            return super().forward(input_ids, past_key_values)
+
+    model = Causal(OneByOne())
+    _, state = model.read(torch.tensor([[1, 2]]), model.start(1))
+    model.read(torch.tensor([[3]]), model.copy(state))
+
+
+class Renamed(Summing):
+    """As transformers since 5.24: the old name goes unseen, but outputs still answer to it."""
+
+    def forward(self, input_ids: Tensor, cache: Any = None, **kwargs: Any) -> Any:
+        return super().forward(input_ids, cache)
+
+
+class Unnamed(Summing):
+    def forward(self, input_ids: Tensor, **kwargs: Any) -> Any:
+        return super().forward(input_ids, kwargs.get("past"))
+
+
+class Forgetting(Summing):
+    def forward(self, input_ids: Tensor, past_key_values: Any = None) -> Any:
+        return super().forward(input_ids)
+
+
+@pytest.mark.parametrize("returned", ["cache", "past_key_values", "cache_params"])
+def test_caches_are_passed_by_a_name_that_the_model_has(returned: str) -> None:
+    model = Causal(Renamed(cache=returned))
+    assert " cache=cache" in model.source()
+    assert f"output.{returned}" in model.source()
+    report = check(model, ["cuts"])
+    assert report["cuts"].outcome == "holds", report
+
+
+class OutOfOrder(Summing):
+    def forward(self, input_ids: Tensor, past_key_values: Any = None) -> Any:
+        raise OSError("no driver")
+
+
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [
+        (Summing("last_hidden_state"), "not return logits"),
+        (Summing(cache="other"), "no cache"),
+        (nn.Linear(2, 2), "no config.vocab_size"),
+        (OutOfOrder(), "OSError: no driver"),
+        (
+            Unnamed(),
+            r"Unnamed.forward takes no cache by a name known here \(cache, past_key_values,",
+        ),
+        (Forgetting(), "the cache given to Forgetting as past_key_values had no effect"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(module: nn.Module, says: str) -> None:
+    with pytest.raises(RefusedError, match=says):
+        Causal(module)
