@@ -228,7 +228,9 @@ def test_the_guide_runs_without_a_network(own_folders: Path) -> None:
         bits = nats / math.log(2) / sum(map(len, texts))
         assert printed[str(length)] == pytest.approx(bits, rel=1e-6)
     assert printed["64"] < printed["16"]
-    assert f"{printed['64']:.3f}" in done.stdout.partition("bits_per_byte")[2].splitlines()[0]
+    # How many digits the table has depends on the release of its writer.
+    [in_table] = re.findall(r"\d\.\d+", done.stdout.partition("bits_per_byte")[2].splitlines()[0])
+    assert float(in_table) == pytest.approx(printed["64"], abs=0.001)
 
 
 def test_a_mistake_on_the_command_line_is_one_line(
