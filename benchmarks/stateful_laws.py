@@ -31,9 +31,9 @@ from torch import nn
 import memspan
 import page_tables
 import timing
-from memspan.lab.targets import TYPE
 from statelaws import Causal
-from statelaws.recipes import RECIPES, build
+from statelaws.adapters.recipes import RECIPES, build
+from statelaws.targets import TYPE
 
 OUT = timing.RESULTS / "stateful-laws.json"
 PAGE = page_tables.DOCS / "state-laws.md"

@@ -18,6 +18,7 @@ from memspan.errors import MemspanError as MemspanError
 from memspan.errors import NonFiniteError as NonFiniteError
 
 if TYPE_CHECKING:
+    from memspan.lab.checking import check as check
     from memspan.lab.converters.convert import convert as convert
     from memspan.lab.data.options import DataConfig as DataConfig
     from memspan.lab.evaluation import Evaluation as Evaluation
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from memspan.lab.runs.run import load as load
     from memspan.lab.runs.saving import save_run as save_run
     from memspan.lab.sampling import Sampling as Sampling
-    from memspan.lab.targets import check as check
     from memspan.lab.training.estimate import Estimate as Estimate
     from memspan.lab.training.estimate import estimate as estimate
     from memspan.lab.training.options import OptimConfig as OptimConfig
@@ -66,7 +66,7 @@ _names, __getattr__, _ = lazily(
         "memspan.lab.runs.run": ("Run", "load"),
         "memspan.lab.runs.saving": ("save_run",),
         "memspan.lab.sampling": ("Sampling",),
-        "memspan.lab.targets": ("check",),
+        "memspan.lab.checking": ("check",),
         "memspan.lab.training.estimate": ("Estimate", "estimate"),
         "memspan.lab.training.options": ("OptimConfig", "TrainConfig"),
         "memspan.lab.training.start": ("resume", "train"),

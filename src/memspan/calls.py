@@ -229,9 +229,11 @@ def _written(name: str, kind: Any) -> str | None:
 
 @functools.cache
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    return {
-        name: hint for name, hint in typing.get_type_hints(function).items() if name != "return"
-    }
+    # A result's type may be another library's, which is not imported before the call.
+    inner = inspect.unwrap(function)
+    annotations = {n: hint for n, hint in inner.__annotations__.items() if n != "return"}
+    named = types.SimpleNamespace(__annotations__=annotations)
+    return typing.get_type_hints(named, inner.__globals__)
 
 
 @functools.cache

@@ -14,7 +14,6 @@ import torch
 
 import memspan
 import memspan.models
-import statelaws
 import tiny_runs
 
 SOURCES = Path(memspan.__file__).parent
@@ -61,9 +60,6 @@ def names(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     )
     return {
         **{name: getattr(memspan.models, name) for name in memspan.models.__all__},
-        "Function": statelaws.Function,
-        "Inputs": statelaws.Inputs,
-        "cell": torch.nn.GRUCell(4, 8),
         "dataclasses": dataclasses,
         "memspan": memspan,
         "model": model,

@@ -20,7 +20,7 @@ from memspan.lab.integrations.transformers import (
 )
 from memspan.lab.integrations.transformers.gated_delta import to_our_names
 from memspan.ops.fast_weights.rules import delta_rule
-from statelaws.recipes import RECIPES, build
+from statelaws.adapters.recipes import RECIPES, build
 
 TYPES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid")
 every_type = pytest.mark.parametrize("model_type", TYPES)

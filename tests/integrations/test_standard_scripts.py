@@ -30,7 +30,7 @@ from memspan.lab.integrations.transformers import (
     MemspanForCausalLM,
     fast_tokenizer,
 )
-from statelaws.protocol import tensors_of
+from statelaws.states import tensors_of
 
 theirs = pytest.mark.filterwarnings("ignore:`(is_)?gradient_checkpointing:FutureWarning")
 SMALL = {"n_layers": 1, "d_model": 8, "n_heads": 2, "d_ff": 8}

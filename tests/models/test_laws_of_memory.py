@@ -7,8 +7,7 @@ import torch
 
 from architectures import CASES
 from memspan.lab.carries_memory import CarriesMemory
-from statelaws import check
-from statelaws.protocol import RefusedError
+from statelaws import RefusedError, check
 
 
 @pytest.mark.parametrize(("part", "dtype"), [("model", torch.int64), ("backbone", torch.float64)])

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from small_models import WIDTH, Attention, Convolved, Gated, Read, Sliding, State, Twin, turned
-from statelaws.protocol import Claims, Inputs
-from statelaws.recurrent import Function, Recurrent
+from statelaws import Claims, Function, Inputs, Recurrent
 
 RIGHT: dict[str, Callable[[], Any]] = {}
 """Functions that make each, by name."""

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from statelaws.protocol import Claims, Inputs, RefusedError
+from statelaws import Claims, Inputs, RefusedError
 
 WIDTH, VOCABULARY, KERNEL, WINDOW = 8, 11, 4, 6
 

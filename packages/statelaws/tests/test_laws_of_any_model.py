@@ -109,7 +109,7 @@ def test_a_failure_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (
         "1 failed, 5 passed, 2 skipped",
         "test_wrong[rows-0]",
-        "not so: a row's outputs do not depend on other rows",
+        "law broken: a row's outputs do not depend on other rows",
         "select the rows in reverse: 2 rows of 2 x 1 tokens",
         "s4 = select(s3, torch.tensor([1, 0]))",
         "from small_models import SelectIgnoresTheOrder",

@@ -1,4 +1,4 @@
-"""Language models and backbones as what they are to the laws: models that carry state."""
+"""Adapts language models and backbones to the state laws."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memspan.memory import Memory
 from memspan.models.language_model import LanguageModel
 from memspan.models.output import BackboneOutput, Output
 from memspan.models.protocol import Backbone
-from statelaws.protocol import Claims, Inputs, RefusedError
+from statelaws import Claims, Inputs, RefusedError
 
 
 class CarriesMemory:

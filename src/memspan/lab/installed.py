@@ -7,14 +7,16 @@ from importlib import metadata
 
 from memspan.errors import MemspanError
 
-NEEDED = {"lm-eval": ">=0.4.13", "transformers": ">=5.4,<6"}
+NEEDED = {"lm-eval": ">=0.4.13", "statelaws": ">=0.1", "transformers": ">=5.4,<6"}
 """The versions of each library that the tests have passed with, as in pyproject.toml."""
+SOURCES = {"statelaws": "pip install ./packages/statelaws, in a checkout of memspan"}
+"""How to install what is on no index."""
 
 
 def require(library: str) -> None:
     """Refuse to go on where a library of :data:`NEEDED` is missing or too old."""
     # Not as an extra of memspan, which is not on PyPI: anyone could take its name there.
-    remedy = f"pip install '{library}{NEEDED[library]}'"
+    remedy = SOURCES.get(library, f"pip install '{library}{NEEDED[library]}'")
     try:
         version = metadata.version(library)
     except metadata.PackageNotFoundError:

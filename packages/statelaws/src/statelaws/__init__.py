@@ -1,26 +1,28 @@
-"""The laws of any model that carries state, and the interface that they need; imports only torch.
+"""Laws of PyTorch models that carry state.
 
-:class:`Stateful` says what a model is, :func:`check` tries the laws.
+:class:`Stateful` says what a model is, :func:`check` tries the laws, and :func:`statelaws.testing.laws`
+makes them cases of pytest.
 """
 
 from __future__ import annotations
 
-from statelaws.caches import Causal
+from statelaws.adapters.function import Function
+from statelaws.adapters.recurrent import Recurrent
+from statelaws.adapters.transformers import Causal
 from statelaws.check import Finding, Report, check
+from statelaws.errors import NotOfferedError, RefusedError, StatelawsError
 from statelaws.protocol import (
     Claims,
     Inputs,
-    NotOfferedError,
     ReadsPacked,
     ReadsPadded,
-    RefusedError,
     Resets,
     Saves,
     Stateful,
     Truncates,
 )
-from statelaws.recurrent import Function, Recurrent
 
+__version__ = "0.1.0"
 __all__ = [
     "Causal",
     "Claims",
@@ -36,10 +38,11 @@ __all__ = [
     "Resets",
     "Saves",
     "Stateful",
+    "StatelawsError",
     "Truncates",
     "check",
 ]
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, "__version__"]

@@ -20,17 +20,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from statelaws.case import (
-    ITSELF,
-    Case,
-    Named,
-    Reading,
-    called,
-    device_of,
-    join,
-    script,
-)
+from statelaws.case import Case, Named, join
 from statelaws.effect import without_effect
+from statelaws.errors import NotOfferedError, RefusedError, StatelawsError
 from statelaws.floor import (
     CLOSE,
     FACTOR,
@@ -42,7 +34,10 @@ from statelaws.floor import (
     reference,
 )
 from statelaws.laws import LAWS, ROWS, Compared, Law, length_of
-from statelaws.protocol import PLAIN, NotOfferedError, RefusedError, Stateful, leaves_of
+from statelaws.protocol import Stateful
+from statelaws.reading import ITSELF, Reading, called, device_of
+from statelaws.script import script
+from statelaws.states import leaves_of, size_of
 
 Outcome = Literal["holds", "broken", "inconclusive", "refused", "not-offered"]
 
@@ -159,17 +154,17 @@ def check(
     is *inconclusive*. Weights, buffers, modes and random numbers are restored afterwards.
 
     Raises:
-        ValueError: there is no such law; the budget is not positive.
+        StatelawsError: there is no such law; the budget is not positive; the model has no weights.
     """
     asked = NAMES if laws is None else tuple(laws)
     if unknown := [name for name in asked if name not in NAMES]:
-        raise ValueError(f"there is no law {unknown[0]!r}: use {', '.join(NAMES)}")
+        raise StatelawsError(f"there is no law {unknown[0]!r}: use {', '.join(NAMES)}")
     if not budget > 0:
-        raise ValueError(f"budget must be a positive number of seconds, not {budget!r}")
+        raise StatelawsError(f"budget must be a positive number of seconds, not {budget!r}")
     if any(child is model.module for child in model.module.children()):
-        raise ValueError(ITSELF)
+        raise StatelawsError(ITSELF)
     if any(each.is_meta for each in (*model.module.parameters(), *model.module.buffers())):
-        raise ValueError("its weights are on the device meta, without values: load them first")
+        raise StatelawsError("its weights are on the device meta, without values: load them first")
     started = time.process_time()
     notes = []
     module = model.module
@@ -677,36 +672,6 @@ def said(error: Exception) -> str:
     if isinstance(error, RefusedError | NotOfferedError):
         return text
     return textwrap.shorten(f"{type(error).__name__}: {text}", 200)
-
-
-def size_of(leaves: Iterable[Any]) -> int:
-    """Bytes behind a state's leaves: tensors' whole storages, each once.
-
-    Raises:
-        RefusedError: one of them has no size that is known here.
-    """
-    storages: dict[int, int] = {}
-    rest = 0
-    for leaf in leaves:
-        if isinstance(leaf, Tensor):
-            try:
-                storage = leaf.untyped_storage()
-                storages[storage._cdata] = storage.nbytes()
-            except Exception:
-                # Such as of a sparse tensor.
-                rest += leaf.nbytes
-        elif isinstance(leaf, str | bytes | bytearray):
-            rest += len(leaf)
-        elif isinstance(leaf, PLAIN):
-            rest += 8
-        elif isinstance(nbytes := getattr(leaf, "nbytes", None), int):
-            # An array.
-            rest += nbytes
-        else:
-            raise RefusedError(
-                f"its state holds a {type(leaf).__name__}, whose size is not known here"
-            )
-    return sum(storages.values()) + rest
 
 
 def _kept(model: Stateful[Any]) -> list[Any]:

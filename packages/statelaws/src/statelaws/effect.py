@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from statelaws.case import Case, Named, Reading
+from statelaws.case import Case, Named
 from statelaws.floor import difference, exact
-from statelaws.protocol import PLAIN, Stateful, leaves_of
+from statelaws.protocol import Stateful
+from statelaws.reading import Reading
+from statelaws.states import PLAIN, leaves_of
 
 
 @dataclass(frozen=True)

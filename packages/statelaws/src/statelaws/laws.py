@@ -14,8 +14,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from statelaws.case import LACKS, Case, Named, Reading, join, written
-from statelaws.protocol import Claims, NotOfferedError, RefusedError, Stateful
+from statelaws.case import Case, Named, join, written
+from statelaws.errors import NotOfferedError, RefusedError
+from statelaws.protocol import Claims, Stateful
+from statelaws.reading import LACKS, Reading
 
 ROWS = 3
 MANY_ROWS = 33

@@ -5,15 +5,10 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
-from functools import partial
-from numbers import Number
 from pathlib import Path
-from types import FunctionType, MethodType, ModuleType
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -154,79 +149,5 @@ class ReadsPacked(Protocol[State]):
         sees nothing of what was before it."""
 
 
-class RefusedError(Exception):
-    """A model cannot do what was asked; the message is the model's own."""
-
-
-class NotOfferedError(Exception):
-    """A model's interface does not offer what was asked."""
-
-
 MADE = "module = ...  # in evaluation mode"
 """In scripts, a module of unknown origin."""
-
-
-PLAIN = (
-    Number, str, bytes, bytearray, type(None), type(Ellipsis), Enum,
-    torch.dtype, torch.device, torch.layout, torch.memory_format,
-)  # fmt: skip
-"""Leaves that are values, and hold nothing else."""
-
-
-def tensors_of(state: Any) -> list[Tensor]:
-    """All tensors within a state of any kind: containers, dataclasses and objects with attributes or
-    slots."""
-    return [leaf for leaf in leaves_of(state) if isinstance(leaf, Tensor)]
-
-
-def leaves_of(state: Any) -> list[Any]:
-    """The leaves of a state of any kind: its tensors, each once, numbers, strings, ..., without
-    containers. What is none of :data:`PLAIN` may hold more than is known here, such as an array."""
-    found: list[Any] = []
-    seen: dict[int, Any] = {}
-    waiting = [state]
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, PLAIN):
-            found.append(part)
-            continue
-        if isinstance(part, nn.Module | type | ModuleType) or id(part) in seen:
-            continue
-        seen[id(part)] = part
-        parts = None if isinstance(part, Tensor) else parts_of(part)
-        if parts is None:
-            found.append(part)
-        else:
-            waiting += reversed(parts)
-    return found
-
-
-def parts_of(part: Any) -> list[Any] | None:
-    """The parts of a container or an object (None: it is a leaf)."""
-    if isinstance(part, FunctionType | MethodType | partial):
-        # Its attributes are not what it works on.
-        return None
-    kind: Any = type(part)
-    if kind.__getstate__ is not object.__getstate__:
-        # Its own word on what is state, and what can be made again.
-        return [part.__getstate__()]
-    parts = None
-    if isinstance(part, Mapping):
-        parts = list(part.values())
-    elif isinstance(part, list | tuple | set | frozenset | deque):
-        parts = list(part)
-    slots = [
-        name
-        for kind in type(part).__mro__
-        for name in _names(vars(kind).get("__slots__", ()))
-        if name not in ("__dict__", "__weakref__") and hasattr(part, name)
-    ]
-    if hasattr(part, "__dict__"):
-        parts = [*(parts or []), *vars(part).values()]
-    if slots:
-        parts = [*(parts or []), *(getattr(part, name) for name in slots)]
-    return parts
-
-
-def _names(slots: str | Iterable[str]) -> list[str]:
-    return [slots] if isinstance(slots, str) else list(slots)

@@ -45,7 +45,7 @@ def laws(
         if finding.outcome == "inconclusive" and not inconclusive:
             pytest.fail(f"inconclusive, {law}: {finding.detail}", pytrace=False)
         if finding.outcome == "broken":
-            pytest.fail(f"not so: {SAYS[law]}\n{report}\n\n{finding.script}", pytrace=False)
+            pytest.fail(f"law broken: {SAYS[law]}\n{report}\n\n{finding.script}", pytrace=False)
 
     return test
 

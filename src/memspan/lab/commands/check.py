@@ -66,6 +66,9 @@ def check(arguments: list[str]) -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     import memspan
     from memspan.devices import device_for
+    from memspan.lab.installed import require
+
+    require("statelaws")
     from memspan.lab.targets import move, named
 
     announce(set_threads(options.threads, one=True))

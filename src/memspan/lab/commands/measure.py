@@ -80,8 +80,7 @@ def measure(arguments: list[str]) -> None:
 def _measured(name: str, text: dict[str, Any], options: MeasureArguments) -> Measurement:
     import memspan
     from memspan.devices import device_for
-    from memspan.lab.runs.run import Run, precision_for
-    from memspan.lab.targets import is_run
+    from memspan.lab.runs.run import Run, is_run, precision_for
     from memspan.lab.training.terminal import counting
 
     model: Run | str = name

@@ -72,8 +72,8 @@ RUN_HELP = (
 TARGET_HELP = (
     f"A run, by folder or of those that come with memspan ({', '.join(SHIPPED)}); a run's checkpoint, "
     "such as RUN/checkpoints/step-750; a preset; a folder in transformers' format; transformers:TYPE, "
-    "made small and random, such as transformers:mamba; or FILE.py:NAME, a model or a function that "
-    "makes one."
+    "made small and random, such as transformers:mamba; or FILE.py:NAME or MODULE:NAME, a model or a "
+    "function that makes one."
 )
 PRECISION_HELP = (
     "Precision of matrix products: auto is float32. On a CPU without AVX-512 bfloat16 is slow, except "

@@ -14,22 +14,23 @@ from torch import nn
 from memspan.calls import checked
 from memspan.errors import MemspanError
 from memspan.lab.data.corpora import ALL
+from memspan.lab.installed import require
 from memspan.lab.measurement import inside, memory_length, repeats, span
 from memspan.lab.measurement.inside import Attention, Retention
 from memspan.lab.measurement.memory_length import MemoryLength
 from memspan.lab.measurement.repeats import Repeats
 from memspan.lab.measurement.span import Span
-from memspan.lab.measurement.stateful import TEXT, name_of, subject_of
 from memspan.lab.measurement.subject import Budget, RunSubject, Subject
-from memspan.lab.runs.run import opened, precision_for
+from memspan.lab.runs.run import is_run, opened, precision_for
 from memspan.lab.runs.texts import text_of
-from memspan.lab.targets import is_run
 from memspan.ops.native.waiting import sharing_cores
 from memspan.precision import Precision
 
 T = TypeVar("T")
 LEAST_TOKENS = 32
 """Texts with fewer tokens are refused."""
+TEXT = "tiny-shakespeare-held-out"
+"""The text that models without one of their own are measured on."""
 
 
 @dataclass(frozen=True)
@@ -156,9 +157,21 @@ def measure(
     else:
         if precision is not None:
             raise MemspanError("a precision is for runs: other models are read as they are")
-        name, corpus = name_of(run), corpus or TEXT
+        require("statelaws")
+        from memspan.lab.measurement.stateful import subject_of
+
+        name = str(run) if isinstance(run, str | Path) else type(run).__name__
+        corpus = corpus or TEXT
         subject, left_out = subject_of(
-            run, corpus, field, split, tokenizer, trust_remote_code, device, progress is not None
+            run,
+            corpus,
+            field,
+            split,
+            tokenizer,
+            trust_remote_code,
+            device,
+            progress is not None,
+            name,
         )
         module = subject.model.module
         architecture = type(module).__name__

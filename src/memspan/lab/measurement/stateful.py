@@ -25,16 +25,15 @@ from memspan.lab.runs.folder import run_folder
 from memspan.lab.runs.texts import check_field, split_of
 from memspan.lab.targets import as_stateful, move, named
 from memspan.nn import NOT_SCORED
-from statelaws.case import called, device_of
+from statelaws import RefusedError, Stateful
 from statelaws.effect import without_effect
-from statelaws.protocol import RefusedError, Stateful, tensors_of
+from statelaws.reading import called, device_of
+from statelaws.states import tensors_of
 
 SEGMENT = 256
 """Tokens that are read at once: a model whose outputs depend on cuts is measured with these."""
 MOST_SCORES = 1 << 26
 """Maximum number of logits at once."""
-TEXT = "tiny-shakespeare-held-out"
-"""The default text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,13 +125,14 @@ def subject_of(
     trust_remote_code: bool,
     device: str,
     progress: bool,
+    name: str,
 ) -> tuple[StatefulSubject, list[str]]:
     """A model other than a run, with a text, and what reading it leaves out."""
     if isinstance(target, str | Path):
         model = named(str(target), trust_remote_code, vocab_size=256)
     else:
         model = as_stateful(target)
-    vocab_size, name = model.inputs.vocab_size, name_of(target)
+    vocab_size = model.inputs.vocab_size
     if vocab_size is None:
         raise MemspanError(f"{name} reads vectors, and a text is tokens: give a language model")
     check_field(corpus, field)
@@ -172,11 +172,6 @@ def subject_of(
         prefix=own.prefix if isinstance(own, PretrainedTokenizer) else (),
     )
     return subject, left_out
-
-
-def name_of(target: object) -> str:
-    """The target's name as given, or its class."""
-    return str(target) if isinstance(target, str | Path) else type(target).__name__
 
 
 def window_of(module: nn.Module) -> int | None:

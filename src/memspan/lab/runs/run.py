@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -126,6 +126,13 @@ def load(folder: str | Path, device: str = "cpu") -> Run:
     except (LookupError, ValueError, RecursionError) as error:
         raise MemspanError(f"{named / WEIGHTS} is damaged ({error}): restore it") from None
     return Run(named, config, tokenizer, model.to(device).eval(), step, corpus)
+
+
+def is_run(model: object) -> TypeGuard[Run | str | Path]:
+    """True if ``model`` is a run, or the name of one."""
+    if isinstance(model, str | Path):
+        return (place_of(model).run / "config.toml").is_file()
+    return isinstance(model, Run)
 
 
 def opened(run: Run | str | Path) -> Run:

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from statelaws.caches import Causal
-from statelaws.protocol import Padding, RefusedError
+from statelaws.adapters.transformers import Causal
+from statelaws.errors import RefusedError
+from statelaws.protocol import Padding
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32,

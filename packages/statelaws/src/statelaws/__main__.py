@@ -1,0 +1,5 @@
+"""``python -m statelaws``: the command line."""
+
+from statelaws.cli import main
+
+main()

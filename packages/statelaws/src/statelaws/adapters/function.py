@@ -1,0 +1,100 @@
+"""Functions of inputs and a state, as models that carry state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from statelaws.errors import RefusedError
+from statelaws.protocol import Claims, Inputs
+from statelaws.states import PLAIN, copied, leaves_of, mapped
+
+HOW = "statelaws.Stateful"
+"""Where it says what that needs."""
+
+
+@dataclass
+class Function:
+    """A function of inputs and a state.
+
+    Example::
+
+        Function(cell, lambda rows: torch.zeros(rows, 8), Inputs(width=4), module=cell)
+    """
+
+    function: Callable[[Tensor, Any], tuple[Tensor, Any]]
+    """``function(inputs, state) -> (outputs, state)``."""
+    first: Callable[[int], Any]
+    """``first(batch_size)``: the state of rows that have read nothing."""
+    inputs: Inputs
+    module: nn.Module = field(default_factory=nn.Module)
+    """The module with the weights, if any."""
+    claims: Claims = field(default_factory=Claims)
+    batch_dimension: int = 0
+    """Dimension of rows in the state's tensors: 1 where time or layers come first."""
+    _unknown: str = field(default="", init=False, repr=False, compare=False)
+    """The part of its state that cannot be copied here, once that has been seen."""
+    _rows: str = field(default="", init=False, repr=False, compare=False)
+    """Why :meth:`select` cannot tell its rows apart, once that has been seen: a length may be the
+    number of rows by chance."""
+    _compared: bool = field(default=False, init=False, repr=False, compare=False)
+
+    def start(self, batch_size: int) -> Any:
+        state = self.first(batch_size)
+        if not self._compared:
+            self._compared = True
+            parts, more = len(leaves_of(state)), len(leaves_of(self.first(batch_size + 1)))
+            if parts != more:
+                self._rows = f"its first state has {parts} parts, and {more} with a row more: "
+        self._look_at(state, batch_size)
+        return state
+
+    def read(self, inputs: Tensor, state: Any) -> tuple[Tensor, Any]:
+        result = self.function(inputs, state)
+        if isinstance(result, tuple) and len(result) == 2:
+            self._look_at(result[1], len(inputs))
+        return result
+
+    def _look_at(self, state: Any, rows: int) -> None:
+        """Note what :meth:`select` and :meth:`copy` cannot do with a state of so many rows."""
+        for part in leaves_of(state):
+            if not isinstance(part, Tensor):
+                if not self._unknown and not isinstance(part, PLAIN):
+                    self._unknown = f"its state holds a {type(part).__name__}: "
+            elif not self._rows and part.dim() and not self._has_rows(part, rows):
+                others = [i for i, size in enumerate(part.shape) if size == rows]
+                hint = f"give batch_dimension={others[0]} or " if len(others) == 1 else ""
+                self._rows = (
+                    f"its state of {rows} row{'s' * (rows > 1)} holds a tensor {list(part.shape)}, "
+                    f"whose dimension {self.batch_dimension} is not that of rows: {hint}"
+                )
+
+    def _has_rows(self, part: Tensor, rows: int) -> bool:
+        dimension = self.batch_dimension
+        return -part.dim() <= dimension < part.dim() and part.shape[dimension] == rows
+
+    def select(self, state: Any, rows: Tensor) -> Any:
+        """The rows of all tensors but those without dimensions, which all rows share.
+
+        Raises:
+            RefusedError: some have no such rows, or the state holds more than tensors and numbers.
+        """
+        if problem := self._unknown or self._rows:
+            raise RefusedError(f"{problem}write an object with a select of its own ({HOW})")
+        return mapped(
+            lambda part: part.index_select(self.batch_dimension, rows) if part.dim() else part,
+            state,
+        )
+
+    def copy(self, state: Any) -> Any:
+        """All of it, copied.
+
+        Raises:
+            RefusedError: the state holds more than tensors and numbers.
+        """
+        if self._unknown:
+            raise RefusedError(f"{self._unknown}write an object with a copy of its own ({HOW})")
+        return copied(state)
