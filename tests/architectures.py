@@ -200,7 +200,6 @@ CASES: dict[str, Case] = {
     ),
     "fast-delta-elu-attention": fast_weights(feature_map="elu", normalisation="attention"),
     "fast-delta-favor": fast_weights(feature_map="favor", favor_features=6, d_head=3),
-    "fast-delta-favor-redraw": fast_weights(feature_map="favor", favor_redraw=True),
     "fast-delta-softmax": fast_weights(
         ADAPTIVE, feature_map="softmax", normalisation="none", positions="sinusoidal"
     ),

@@ -30,7 +30,6 @@ OUTER = {"rule": "outer-product", "feature_map": "identity", "normalisation": "n
         ({"nu": 8}, "nu must lie in 1 .. 7"),
         ({"feature_map": "elu", "nu": 2}, "nu belongs to feature_map dpfp"),
         ({"favor_features": 4}, "belongs to feature_map favor"),
-        ({"favor_redraw": True}, "belongs to feature_map favor"),
         ({"feature_map": "favor", "favor_features": 0}, "favor_features must be at least 1"),
         ({"feature_map": "identity"}, "may be zero or negative"),
         ({"feature_map": "identity", "normalisation": "attention"}, "may be zero or negative"),
@@ -116,67 +115,25 @@ def test_norms_stand_where_the_option_says(norm: str) -> None:
 # ----- Favor's random features
 
 
-@pytest.mark.parametrize("redraw", [False, True])
-def test_random_features(redraw: bool) -> None:
-    """New ones for every segment of training, which then starts empty; the last ones stay, as a part of
-    the model."""
-    model, loaded = (
-        fast_weights(feature_map="favor", favor_redraw=redraw).model() for _ in range(2)
-    )
-    memory, before = model(text(2, 5)).memory, copy.deepcopy(model.state_dict())
-    model.train()
-    torch.manual_seed(1)
-    with_memory = model(text(2, 5), memory)
-    torch.manual_seed(1)
-    without = model(text(2, 5))
-    assert torch.equal(with_memory.logits, without.logits) == redraw
-    assert with_memory.memory.tokens_seen.tolist() == ([5, 5] if redraw else [10, 10])
-    drawn = [name for name, t in model.state_dict().items() if not torch.equal(before[name], t)]
-    projections = [f"backbone.layers.{n}.attention.projection" for n in range(2)]
-    assert drawn == (["backbone.feature_id", *projections] if redraw else [])
-    model.eval()
-    assert_same(model(text(2, 5)).logits, without.logits, 1e-12, "with the last draw")
+def test_random_features_are_a_part_of_the_model() -> None:
+    """Passes in training do not draw them anew, and they are loaded with the weights."""
+    model, loaded = (fast_weights(feature_map="favor").model() for _ in range(2))
+    for layer in loaded.backbone.stack():
+        layer.attention.projection.copy_(layer.attention.draw_projection())
+    before = copy.deepcopy(model.state_dict())
+    memory = model.train()(text(2, 5)).memory
+    assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
+    expected = model.eval()(text(2, 5), memory).logits
+    assert not loaded(text(2, 5), memory).logits.equal(expected)
     loaded.load_state_dict(model.state_dict())
-    expected = model(text(2, 5), without.memory).logits
-    assert torch.equal(loaded(text(2, 5), without.memory).logits, expected)
-    if redraw:
-        with pytest.raises(MemspanError, match="another feature map"):
-            model(text(2, 5), memory)
+    assert loaded(text(2, 5), memory).logits.equal(expected)
 
 
-def test_a_memory_of_another_feature_map_is_refused() -> None:
-    dpfp, favor = fast_weights().model(), fast_weights(feature_map="favor").model()
-    memory = dpfp(text(2, 5)).memory
-    assert memory.weights.shape == favor.initial_memory(2).weights.shape
-    for attempt in (lambda: favor(text(2, 1), memory), lambda: favor.reader(memory)):
-        with pytest.raises(MemspanError, match=r"rows 0, 1 .* another feature map"):
-            attempt()
-    # Empty rows may be read on from with any.
-    favor(text(2, 1), memory.reset([True, True]))
-    with pytest.raises(MemspanError, match="rows 1 of the memory"):
-        favor(text(2, 1), memory.reset([True, False]))
-    for options in ({"nu": 2}, {"d_head": 3}, {"normalisation": "attention"}):
-        with pytest.raises(MemspanError, match=r"the memory's (weights|key_sum) is"):
-            fast_weights(**options).model()(text(2, 1), memory)
-
-
-def test_where_looking_would_wait_a_foreign_row_comes_out_as_nan(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """On other devices and in compiled graphs: no wait in a forward pass, and nothing silent."""
-    dpfp, favor = fast_weights().model(), fast_weights(feature_map="favor").model()
-    memory = dpfp(text(2, 5)).memory.reset([True, False])
-    reader = favor.reader(batch_size=2)
-    for module in ("fast_weights.model", "fast_weights.reader", "inputs"):
-        name = f"memspan.models.{module}.can_look"
-        monkeypatch.setattr(name, lambda x: False)
-    monkeypatch.setattr(Tensor, "__bool__", lambda x: pytest.fail("a value was looked at"))
-    monkeypatch.setattr(Tensor, "item", lambda x: pytest.fail("a value was looked at"))
-    losses = favor(text(2, 3), memory, targets=text(2, 3)).losses
-    reader.read(text(2, 1))
-    reader.read(text(2, 3))
-    monkeypatch.undo()
-    assert losses.isnan().all(1).tolist() == [False, True]
+@pytest.mark.parametrize("options", [{"nu": 2}, {"d_head": 3}, {"normalisation": "attention"}])
+def test_a_memory_of_other_sizes_is_refused(options: dict[str, Any]) -> None:
+    memory = fast_weights().model()(text(2, 5)).memory
+    with pytest.raises(MemspanError, match=r"the memory's (weights|key_sum) is"):
+        fast_weights(**options).model()(text(2, 1), memory)
 
 
 def test_memory_length_is_refused() -> None:

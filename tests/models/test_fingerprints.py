@@ -64,7 +64,6 @@ PAIRS: list[tuple[Options, Options]] = [
     (OUTER, {"outer_activation": "identity"}),
     (FAVOR, {"favor_features": 4}),
     (FAVOR, {"favor_features": 5}),
-    (FAVOR, {"favor_redraw": True}),
     ({"cutoffs": (3, 6)}, {"cutoffs": (4, 6)}),
     ({"cutoffs": (3,), "div_val": 5}, {"div_val": 6}),
     (CLUSTERS, {"tie_projections": "none"}),

@@ -210,7 +210,6 @@ def test_readers_do_not_wait_for_the_device(name: str, monkeypatch: pytest.Monke
     with monkeypatch.context() as patch:
         # Once, when it is made, a reader may wait.
         patch.setattr(type(memory), "counts", lambda _: counts)
-        patch.setattr(FastWeights, "check_feature_map", lambda *_: None)
         reader = model.reader(memory.to("meta"))
         steps = model.backbone.reader(memory.to("meta"), ROWS)
     x = torch.zeros(ROWS, 8, dtype=torch.float64, device="meta")

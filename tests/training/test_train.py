@@ -36,7 +36,7 @@ MODEL = XL(**SIZES, memory_length=8)
 COMPRESSIVE = CompressiveConfig(**SIZES, memory_length=8, compressed_length=3, compression_rate=3)
 # Only by way of memory does the task reach the compression.
 BY_MEMORY = dataclasses.replace(COMPRESSIVE, auxiliary_loss="none", task_gradient=True)
-FAVOR = FastWeightsConfig(**SIZES, feature_map="favor", favor_redraw=True)
+FAVOR = FastWeightsConfig(**SIZES, feature_map="favor")
 WARMED, CONSTANT = OptimConfig(warmup_steps=5), OptimConfig(schedule="constant")
 LOOP = {"steps": 12, "segment_length": 8, "save_every": 4}
 

@@ -107,11 +107,6 @@ class BackboneConfig(Protocol):
         """The longest segment that a model with these options can read (None: any)."""
         return None
 
-    @property
-    def one_process_only(self) -> str | None:
-        """Why several processes cannot train this model together (None: they can)."""
-        return None
-
 
 def check_parts(vocab_size: object, backbone: object, embedding: object) -> None:
     """Raise :class:`MemspanError` for what a language model cannot be made of."""

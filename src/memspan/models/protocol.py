@@ -357,9 +357,6 @@ class Backbone(nn.Module, Generic[M]):
         """
         return None
 
-    def weights_replaced(self) -> None:
-        """Called after another run's weights were copied in: renew what was derived from them."""
-
 
 def not_copied(reader: object, protocol: object) -> NoReturn:
     """A reader's ``__reduce_ex__``, for copies and pickles: they would share buffers, or lack them.

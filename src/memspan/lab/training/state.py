@@ -68,8 +68,6 @@ def refuse_sharing(
             "2 or more, or drop it"
         )
     processes.rows(config.train.batch_size)
-    if processes.size > 1 and (reason := config.model.one_process_only):
-        raise MemspanError(reason)
 
 
 def streams_of(config: RunConfig[BackboneConfig], prepared: TokenizedCorpus) -> Streams:

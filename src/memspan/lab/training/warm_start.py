@@ -96,7 +96,6 @@ def initialise_from(model: LanguageModel, tokenizer: Tokenizer, source: Run) -> 
     if rows is not None:
         report.new_rows = len(rows) - source.tokenizer.vocab_size
         report.rows = len(rows)
-    model.backbone.weights_replaced()
     return report
 
 

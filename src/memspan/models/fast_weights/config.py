@@ -31,9 +31,6 @@ class FastWeightsConfig(HeadsConfig):
     """dpfp: number of rolls, 1 to 2 * d_head - 1."""
     favor_features: int | None = None
     """favor: number of random projections m (None: d_head)."""
-    favor_redraw: bool = False
-    """favor: draw new projections for every training segment. Values written with the old ones can no
-    longer be read, so training then starts every segment with an empty memory."""
     normalisation: Literal["sum", "attention", "none"] = "sum"
     """sum: divide features by their sum. attention: divide outputs by z . q, where z is the sum of all
     keys. none: neither."""
@@ -59,7 +56,6 @@ class FastWeightsConfig(HeadsConfig):
 
     same_function: ClassVar[frozenset[str]] = HeadsConfig.same_function | {
         "favor_features",
-        "favor_redraw",
         "chunk_size",
         "recompute",
         "final_norm",
@@ -95,7 +91,6 @@ class FastWeightsConfig(HeadsConfig):
             "outer_activation": ("rule", "outer-product", "tanh"),
             "nu": ("feature_map", "dpfp", 1),
             "favor_features": ("feature_map", "favor", None),
-            "favor_redraw": ("feature_map", "favor", False),
         }
         for name, (option, owner, default) in others.items():
             chosen = getattr(self, option)
@@ -120,12 +115,3 @@ class FastWeightsConfig(HeadsConfig):
         from memspan.models.fast_weights.model import FastWeights
 
         return FastWeights(self)
-
-    @property
-    def one_process_only(self) -> str | None:
-        if not self.favor_redraw:
-            return None
-        return (
-            "favor_redraw draws new features in every pass, different ones in each process: use one "
-            "process, or drop it"
-        )

@@ -6,17 +6,12 @@ Options: :class:`memspan.models.FastWeightsConfig`. One layer: ``layer.py``.
 
 from __future__ import annotations
 
-import math
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from memspan.devices import can_look
-from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.fast_weights.layer import (
@@ -25,7 +20,6 @@ from memspan.models.fast_weights.layer import (
     row_sizes,
 )
 from memspan.models.initialisation import initialise
-from memspan.models.inputs import listed
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import STACK, schema_of
 from memspan.models.protocol import Backbone, BackboneReader, WriteRetention
@@ -38,7 +32,7 @@ FACTORS = {"query-key": 0.2, "value": 0.2, "beta": 0.2}
 """Initialisation of the parameters that write and read, where it differs from other architectures'.
 Found by trial, see docs/initialisation.md."""
 
-PARTS = rf"""{STACK} | feature_id
+PARTS = rf"""{STACK}
     | layers.\d+.attention.((query|key|value|beta).weight | output.(weight|bias) | projection)
 """
 """What the reader knows, see :func:`memspan.models.packing.schema_of`."""
@@ -52,10 +46,6 @@ class FastWeightsMemory(Memory):
     """``[B, L, H, F, V]``: features by values, the paper's W transposed."""
     key_sum: Tensor
     """``z``, the sum of all keys, ``[B, L, H, F]`` with normalisation attention; else ``F`` is 0."""
-    feature_map: Tensor
-    """Id of the feature map that wrote the row, int64 ``[B]``, 0 in empty rows: a hash of the map, its
-    options and, with favor, its random projections. Weights written with one map mean nothing to
-    another."""
 
     def layers(self, dtype: torch.dtype) -> list[FastWeightsLayerMemory]:
         """What each layer reads, in this type."""
@@ -68,10 +58,12 @@ class FastWeights(Backbone[FastWeightsMemory]):
     """The stack over vectors: ``[B, T, D]`` and a memory in, ``[B, T, D]`` and a memory out.
 
     Results do not depend on where a text is cut into segments. Gradients flow into the memory that is
-    passed in: training code calls ``memory.detach()`` between segments.
-    """
+    passed in: training code calls ``memory.detach()`` between segments. The outer-product rule has the
+    reference implementation only.
 
-    feature_id: Tensor
+    A value that is not finite, or overflows in here, comes out as NaN in its row and is not an error:
+    where processes share the model, none may leave a pass before the others. Readers do refuse it.
+    """
 
     memory_type = FastWeightsMemory
     implementations = tuple(IMPLEMENTATIONS)
@@ -84,7 +76,6 @@ class FastWeights(Backbone[FastWeightsMemory]):
         self.layers = nn.ModuleList(FastWeightsLayer(config) for _ in range(config.n_layers))
         normalises = config.final_norm and config.norm != "post"
         self.final_norm = nn.LayerNorm(config.d_model) if normalises else nn.Identity()
-        self.register_buffer("feature_id", self._feature_id(self._draws()))
         initialise(self, config.initialisation, config.n_layers, FACTORS)
         self.schema = schema_of(self, PARTS)
 
@@ -92,69 +83,9 @@ class FastWeights(Backbone[FastWeightsMemory]):
         """The layers, first to last, as :class:`FastWeightsLayer`."""
         return iter(self.layers)  # type: ignore[arg-type]
 
-    def redraw_features(self) -> None:
-        """Draw new random projections for favor. Memories written so far belong to another map then."""
-        draws = []
-        for layer in self.stack():
-            old = layer.attention.projection
-            draws.append(layer.attention.draw_projection().to(old.dtype))
-            # A new tensor: a graph may still need the old one for its backward pass.
-            layer.attention.projection = draws[-1].to(old.device)
-        self.feature_id = self._feature_id(draws).to(self.feature_id)
-
-    def weights_replaced(self) -> None:
-        """Recompute the feature map's id: the random projections may be another run's."""
-        self.feature_id = self._feature_id(self._draws()).to(self.feature_id)
-
-    def _draws(self) -> list[Tensor]:
-        """The random projections of all layers; none without favor."""
-        if self.config.feature_map != "favor":
-            return []
-        return [layer.attention.projection for layer in self.stack()]
-
-    def _feature_id(self, draws: list[Tensor]) -> Tensor:
-        config = self.config
-        options = (config.feature_map, config.nu, config.feature_width, config.normalisation)
-        number = zlib.crc32(repr(options).encode())
-        # A model on the meta device has no values to hash.
-        if draws and not draws[0].is_meta:
-            number = zlib.crc32(torch.stack(draws).float().cpu().numpy().tobytes(), number)
-        # 0 marks empty rows.
-        return torch.tensor(number + 1)
-
     def row_sizes(self) -> Mapping[str, tuple[int, ...]]:
         sizes = row_sizes(self.config).items()
-        return {name: (self.config.n_layers, *size) for name, size in sizes} | {"feature_map": ()}
-
-    def forward(
-        self,
-        x: Tensor,
-        memory: FastWeightsMemory | None = None,
-        *,
-        implementation: str | None = None,
-        **options: Any,
-    ) -> BackboneOutput[FastWeightsMemory]:
-        """Read a segment, see :meth:`memspan.models.Backbone.forward`.
-
-        Args:
-            implementation: of :func:`memspan.ops.fast_weights.rules.delta_rule`; the outer-product rule
-                has the reference only. None: the fastest that can run here.
-
-        Raises:
-            MemspanError: the memory is of another size or feature map, or the implementation cannot
-                run. What is not finite, or overflows in here, comes out as NaN in its row, and is not
-                an error: where processes share the model, none may leave a pass before the others.
-                Readers do refuse it. A row that another feature map wrote comes out as NaN, too,
-                where looking would wait for the device or break a compiled graph.
-        """
-        if self.training and self.config.favor_redraw:
-            self.redraw_features()
-            memory = None
-        elif memory is not None and can_look(memory.feature_map):
-            self.check_feature_map(memory)
-        elif memory is not None:
-            x = x.masked_fill(self.foreign(memory)[:, None, None], math.nan)
-        return super().forward(x, memory, implementation=implementation, **options)
+        return {name: (self.config.n_layers, *size) for name, size in sizes}
 
     def read_piece(
         self, x: Tensor, memory: FastWeightsMemory, implementation: str | None
@@ -171,7 +102,6 @@ class FastWeights(Backbone[FastWeightsMemory]):
                 tokens_seen=memory.tokens_seen + x.shape[1],
                 weights=torch.stack([own.weights for own in after], 1),
                 key_sum=torch.stack([own.key_sum for own in after], 1),
-                feature_map=self.feature_id.repeat(x.shape[0]),
             ),
             h.new_zeros(()),
         )
@@ -215,18 +145,3 @@ class FastWeights(Backbone[FastWeightsMemory]):
         positions = tokens_seen[:, None] + torch.arange(x.shape[1], device=x.device)
         codes = sinusoids(positions.flatten(), x.shape[-1], x.dtype)
         return x + codes.view(*positions.shape, x.shape[-1])
-
-    def foreign(self, memory: FastWeightsMemory) -> Tensor:
-        """Bool ``[B]``: the rows that another feature map wrote."""
-        written = memory.feature_map
-        return (written != 0) & (written != self.feature_id)
-
-    def check_feature_map(self, memory: FastWeightsMemory) -> None:
-        """Refuse a memory that another feature map wrote. Waits for the device."""
-        other = self.foreign(memory)
-        if other.any():
-            raise MemspanError(
-                f"rows {listed(other)} of the memory were written with another feature map than this "
-                f"model's {self.config.feature_map}, or with other options or random projections: "
-                "reset those rows, or use the model that wrote them"
-            )

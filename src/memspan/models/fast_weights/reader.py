@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memspan.devices import can_look
 from memspan.models.fast_weights.layer import FastWeightsLayer, FastWeightsLayerMemory
 from memspan.models.fast_weights.model import FastWeights, FastWeightsMemory
 from memspan.models.in_place import InPlaceReader, refuse_non_finite
@@ -23,11 +22,9 @@ class FastWeightsReader(InPlaceReader[FastWeightsMemory]):
     one call to the loop in C where that can run, otherwise a few tensor operations per layer."""
 
     def __init__(self, backbone: FastWeights, memory: FastWeightsMemory) -> None:
-        backbone.check_feature_map(memory)
         super().__init__(backbone, memory, ("weights", "key_sum"))
         self.backbone = backbone
         self._weights, self._key_sums = self._layers["weights"], self._layers["key_sum"]
-        self._feature_ids = backbone.feature_id.repeat(memory.batch_size)
 
     @cached_property
     def _projections(self) -> list[Tensor]:
@@ -57,11 +54,6 @@ class FastWeightsReader(InPlaceReader[FastWeightsMemory]):
         )
         return CompiledStep(stack, self._weights, dpfp, config.rule == "delta")
 
-    def _put(self, rows: Tensor, at: Tensor, memory: FastWeightsMemory) -> None:
-        if can_look(self.backbone.feature_id):
-            self.backbone.check_feature_map(memory)
-        super()._put(rows, at, memory)
-
     def _read(self, x: Tensor) -> Tensor:
         backbone = self.backbone
         h = (
@@ -70,7 +62,6 @@ class FastWeightsReader(InPlaceReader[FastWeightsMemory]):
             else backbone.add_positions(x, self._tokens_seen)
         )
         self._n_read += x.shape[1]
-        self._counts = {"feature_map": self._feature_ids}
         one = x.shape[1] == 1 and backbone.config.rule != "outer-product"
         if one and self._step is not None:
             # A copy, since it is overwritten.
