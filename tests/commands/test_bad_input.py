@@ -96,7 +96,7 @@ MISTAKES = {
     "measure models.py:made --precision bfloat16": "is not a run: drop --precision",
     "measure models.py:made --field body --corpus text.txt": "drop it",
     "measure models.py:made --tokenizer missing.json": "cannot read missing.json",
-    "check": "target is missing: add it",
+    "check": "target must be given: add what is missing",
     "check nowhere": "there is no nowhere: give a run (shakespeare,",
     "check nowhere.py:x": "no file nowhere.py",
     "check models.py:nobody": "models.py has no nobody",

@@ -7,10 +7,12 @@ architectures; those that the run's own does not have are refused when it is rea
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import difflib
 import importlib
 import inspect
+import io
 import os
 import re
 import shlex
@@ -21,7 +23,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
 
 import tyro
-from tyro import _errors as events
 
 from memspan.calls import nearest
 from memspan.checks import (
@@ -121,55 +122,56 @@ class ReadingArguments(DeviceArguments):
         return run, precision_for(run, self.precision, self.matmul_precision)
 
 
-class _RefusedError(Exception):
-    """The parser's event. Not a ValueError, which tyro would take for a mistake in a value."""
-
-
 def parsed(kind: type[T], arguments: list[str], program: str, default: T | None = None) -> T:
     """The command line, without the verb, as a ``kind``; exits after ``--help``.
 
-    Errors are raised instead of drawn in a box. The parser's events are not part of tyro's public
-    interface: pyproject.toml bounds its version, and test_parsing.py fails if they change.
+    Raises:
+        MemspanError: an option is unknown or missing, or has a wrong value.
     """
-
-    def refuse(event: events.ParseErrorEvent) -> None:
-        raise _RefusedError(event)
-
+    begin_with: dict[str, Any] = {} if default is None else {"default": default}
+    said = io.StringIO()
     try:
-        with events.on_parse_error(refuse):
-            options: dict[str, Any] = {} if default is None else {"default": default}
-            return tyro.cli(kind, args=arguments, prog=program, **options)
-    except _RefusedError as error:
-        (event,) = error.args
-        if isinstance(event, events.UnrecognizedArgs):
-            line = _unknown(event.tokens, list(_flags(default or kind)))
-        else:
-            line = _line(event)
-        raise MemspanError(f"{line}; {program} --help explains every option") from None
+        with contextlib.redirect_stderr(said):
+            options, unknown = tyro.cli(
+                kind, args=arguments, prog=program, return_unknown_args=True, **begin_with
+            )
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        line = _own_message(stop) or _in_one_line(said.getvalue())
+        if "(required)" in line:
+            # With the whole help of what is missing.
+            line = f"{' and '.join(_required(kind))} must be given: add what is missing"
+    else:
+        if not unknown:
+            return options
+        line = _unknown(unknown, list(_flags(default or kind)))
+    raise MemspanError(f"{line}; {program} --help explains every option")
 
 
-def _line(event: events.ParseErrorEvent) -> str:
-    if isinstance(event, events.InvalidChoice):
-        choices = ", ".join(event.choices)
-        return f"{event.argument.display_name()} must be one of {choices}, not {event.value!r}"
-    if isinstance(event, events.BadValue):
-        return f"{event.argument.display_name()} needs a value: give one"
-    if isinstance(event, events.MissingArgs):
-        return (
-            f"{', '.join(a.arg.display_name() for a in event.missing_arguments)} is missing: add it"
-        )
-    if isinstance(event, events.InstantiationFailure):
-        # Without an argument it is a message of ours, from a dataclass's own checks.
-        if event.argument is None:
-            return event.message
-        name = event.argument.display_name()
-        # Python's messages; for an option that may be None, they are among what was tried.
-        for start, kind in (("invalid literal", "an integer"), ("could not convert", "a number")):
-            if start in event.message:
-                value = event.message.partition(start)[2].partition(": ")[2]
-                return f"{name} takes {kind}, not {value}"
-        return f"{name}: {event.message}"
-    return f"these options cannot be parsed ({type(event).__name__})"
+def _required(kind: type) -> list[str]:
+    """The names of a dataclass's fields without a default."""
+    return [
+        each.name
+        for each in dataclasses.fields(kind)
+        if each.default is each.default_factory is dataclasses.MISSING
+    ]
+
+
+def _own_message(error: BaseException) -> str | None:
+    """The message of a dataclass's own checks, if they ended the parser."""
+    cause = error.__context__
+    while cause is not None and not isinstance(cause, MemspanError):
+        cause = cause.__context__
+    return None if cause is None else str(cause)
+
+
+def _in_one_line(said: str) -> str:
+    """The parser's explanation without its title, its frame and the help below it."""
+    text = re.sub("[\u2500-\u257f]+|-{3,}", " ", said).strip()
+    explanation = text.partition("\n")[2]
+    first = re.split("Got errors:|Argument helptext:|For full helptext", explanation)[0]
+    return " ".join(first.split()).rstrip(".")
 
 
 def _unknown(tokens: list[str], flags: list[str]) -> str:
