@@ -1,42 +1,20 @@
 """An architecture of your own in one file: a gated linear recurrence, whose state is its memory.
 
-    memspan train    --import own_architecture --model gated-recurrence --model.half-life 32 --out mine
-    memspan evaluate --import own_architecture mine --carried-share 0.5
-    memspan generate --import own_architecture mine --prompt "The "
-
-Each layer computes ``s_t = a_t * s_(t-1) + (1 - a_t) * v_t`` with ``a_t = sigmoid(W_a x_t + b)``, and
-passes ``x_t + W_o s_t`` on. An installed package needs no ``--import``: it names the module in the
-entry point group ``memspan.architectures``.
+memspan train    --import own_architecture --model gated-recurrence --model.half-life 32 --out mine
+memspan evaluate --import own_architecture mine
+memspan generate --import own_architecture mine --prompt "The "
 """
 
 from __future__ import annotations
 
-import copy
 import math
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from memspan import Memory
-from memspan.models import (
-    Backbone,
-    BackboneConfig,
-    BackboneOutput,
-    BackboneReader,
-    Plot,
-    read_in_pieces,
-    register,
-)
-
-
-@dataclass(frozen=True)
-class CarriedShare:
-    """The options that evaluation may change."""
-
-    carried_share: float | None = None
-    """Part of the state that is carried from token to token, 0 to 1 (None: as in training)."""
+from memspan.models import Backbone, BackboneConfig, BackboneOutput, register
 
 
 @dataclass(frozen=True)
@@ -49,23 +27,9 @@ class GatedConfig(BackboneConfig):
     """Width of the residual stream and of the state."""
     half_life: float = 16.0
     """Tokens after which half of the state is forgotten, before training."""
-    carried_share: float = 1.0
-    """Part of the state that is carried from token to token, besides the gate."""
-    initialisation: Literal["scaled", "papers"] = "scaled"
-    """How the embedding is initialised."""
-
-    reader_options: ClassVar[type] = CarriedShare
-    plots: ClassVar[tuple[Plot, ...]] = (
-        Plot("gates.png", "mean gate", {"mean over layers": "gate"}),
-    )
 
     def build(self) -> Gated:
-        """The backbone."""
         return Gated(self)
-
-    def least_parameters(self) -> int:
-        """The numbers in all matrices."""
-        return 3 * self.n_layers * self.d_model**2
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,67 +40,50 @@ class GatedMemory(Memory):
     """``[B, L, D]``."""
 
 
+class GatedLayer(nn.Module):
+    """``s_t = a_t * s_(t-1) + (1 - a_t) * v_t`` with ``a_t = sigmoid(W_a x_t + b)``; passes
+    ``x_t + W_o s_t`` on, for ``x [B, T, D]`` and a ``state [B, D]``."""
+
+    def __init__(self, d_model: int, half_life: float) -> None:
+        super().__init__()
+        self.inputs = nn.Linear(d_model, 2 * d_model)
+        self.output = nn.Linear(d_model, d_model)
+        a = 0.5 ** (1 / half_life)
+        nn.init.constant_(self.inputs.bias[:d_model], math.log(a / (1 - a)))
+
+    def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        gate, value = self.inputs(x).chunk(2, -1)
+        states = []
+        for a, v in zip(gate.sigmoid().unbind(1), value.unbind(1), strict=True):
+            state = a * state + (1 - a) * v
+            states.append(state)
+        return x + self.output(torch.stack(states, 1)), state
+
+
 class Gated(Backbone[GatedMemory]):
-    """The stack. It has no reader of its own; results do not depend on where a text is cut."""
+    """The stack."""
 
     memory_type = GatedMemory
-    config: GatedConfig
 
     def __init__(self, config: GatedConfig) -> None:
         super().__init__(config)
-        d = config.d_model
-        self.layers = nn.ModuleList(nn.Linear(d, 2 * d) for _ in range(config.n_layers))
-        self.outputs = nn.ModuleList(nn.Linear(d, d) for _ in range(config.n_layers))
-        a = 0.5 ** (1 / config.half_life)
-        for layer in self.layers:
-            nn.init.constant_(layer.bias[:d], math.log(a / (1 - a)))
-
-    def units(self) -> list[nn.Module]:
-        """Every linear layer is used in its own forward pass only."""
-        return [*self.layers, *self.outputs]
+        sizes = config.d_model, config.half_life
+        self.layers = nn.ModuleList(GatedLayer(*sizes) for _ in range(config.n_layers))
 
     def row_sizes(self) -> dict[str, tuple[int, ...]]:
         """The sizes of one row's fields, of which empty memories are made."""
-        return {"state": (self.config.n_layers, self.config.d_model)}
+        return {"state": (len(self.layers), self.config.d_model)}
 
-    def reader(
-        self, memory: GatedMemory | None, batch_size: int, *, carried_share: float | None = None
-    ) -> BackboneReader[GatedMemory]:
-        """The reader that every backbone has, for a copy of this one with the changed option."""
-        if carried_share is None:
-            return super().reader(memory, batch_size)
-        other = copy.copy(self)
-        other.config = replace(self.config, carried_share=carried_share)
-        return other.reader(memory, batch_size)
-
-    def forward(
-        self,
-        x: Tensor,
-        memory: GatedMemory | None = None,
-        *,
-        starts: Tensor | None = None,
-        lengths: Tensor | None = None,
-        padding: Literal["right", "left"] = "right",
-        implementation: str | None = None,
+    def read_piece(
+        self, x: Tensor, memory: GatedMemory, implementation: str | None
     ) -> BackboneOutput[GatedMemory]:
-        """Read a segment."""
-        memory = self.initial_memory(len(x)) if memory is None else memory
-        return read_in_pieces(self._read, x, memory, starts, lengths, padding)
-
-    def _read(self, x: Tensor, memory: GatedMemory) -> BackboneOutput[GatedMemory]:
-        states, gates = [], []
-        for n, (layer, output) in enumerate(zip(self.layers, self.outputs, strict=True)):
-            gate, value = layer(x).chunk(2, -1)
-            gate, state, read = gate.sigmoid(), memory.state[:, n], []
-            for a, v in zip(gate.unbind(1), value.unbind(1), strict=True):
-                state = self.config.carried_share * a * state + (1 - a) * v
-                read.append(state)
-            x = x + output(torch.stack(read, 1))
+        """Read a segment of one document without padding; ``Backbone`` takes care of the rest."""
+        states = []
+        for layer, before in zip(self.layers, memory.state.unbind(1), strict=True):
+            x, state = layer(x, before)
             states.append(state)
-            gates.append(gate.detach().mean())
-        seen = memory.tokens_seen + x.shape[1]
-        after = GatedMemory(seen, torch.stack(states, 1))
-        return BackboneOutput(x, after, x.new_zeros(()), {"gate": torch.stack(gates)})
+        memory = GatedMemory(memory.tokens_seen + x.shape[1], torch.stack(states, 1))
+        return BackboneOutput(x, memory, x.new_zeros(()))
 
 
 register("gated-recurrence", GatedConfig)

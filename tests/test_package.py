@@ -29,6 +29,16 @@ ROOT = Path(__file__).parents[1]
 NAMES = Path(__file__).with_name("public_names.txt")
 LAZY = (memspan, memspan.layers, memspan.models, memspan.ops)
 MODULES = (*LAZY, statelaws)
+INTEGRATIONS = {
+    f"memspan.lab.integrations.{name}": ROOT / "src/memspan/lab/integrations" / file
+    for name, file in {
+        "lm_eval": "lm_eval/__init__.py",
+        "torchrl": "torchrl.py",
+        "transformers": "transformers/__init__.py",
+    }.items()
+}
+"""Modules that need an extra: their names are read from the source, without signatures, which follow
+those libraries."""
 METHODS = (memspan.LanguageModel, memspan.layers.LayerMemory, memspan.Memory, memspan.models.Reader)
 """Classes whose methods are listed as well."""
 
@@ -47,6 +57,23 @@ def signatures(module: ModuleType) -> list[str]:
     return lines
 
 
+def names_in(module: str) -> list[str]:
+    """The public names of an integration."""
+    tree = ast.parse(INTEGRATIONS[module].read_text(encoding="utf-8"))
+    (names,) = [
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    ]
+    return [f"{module}.{name}" for name in sorted(names)]
+
+
+def listed() -> list[str]:
+    """All lines of the list."""
+    lines = [line for module in MODULES for line in signatures(module)]
+    return lines + [name for module in INTEGRATIONS for name in names_in(module)]
+
+
 def _signature(member: Any) -> str:
     if isinstance(member, property):
         return f": {member.fget.__annotations__['return']}"
@@ -56,9 +83,19 @@ def _signature(member: Any) -> str:
 
 
 def test_public_names_and_signatures_are_those_listed() -> None:
-    now = {line for module in MODULES for line in signatures(module)}
-    changed = sorted({*NAMES.read_text().splitlines()} ^ now)
+    changed = sorted({*NAMES.read_text().splitlines()} ^ {*listed()})
     assert not changed, f"if this is meant: python tests/test_package.py > {NAMES.name}"
+
+
+def test_reference_describes_the_listed_modules() -> None:
+    """Read from the source, since the site's generator has an environment of its own."""
+    tree = ast.parse((ROOT / "docs/docsite/reference.py").read_text(encoding="utf-8"))
+    (described,) = [
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "MODULES"
+    ]
+    assert described.keys() == {*(module.__name__ for module in MODULES), *INTEGRATIONS}
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda m: m.__name__)
@@ -160,4 +197,4 @@ def test_nothing_says_to_install_memspan_from_an_index() -> None:
 
 
 if __name__ == "__main__":
-    print(*(line for module in MODULES for line in signatures(module)), sep="\n")
+    print(*listed(), sep="\n")

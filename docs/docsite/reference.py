@@ -18,6 +18,7 @@ MODULES = {
     "memspan.ops": "reference/ops.md",
     "statelaws": "reference/statelaws.md",
     "memspan.lab.integrations.lm_eval": "reference/lm_eval.md",
+    "memspan.lab.integrations.torchrl": "reference/torchrl.md",
     "memspan.lab.integrations.transformers": "reference/transformers.md",
 }
 """Modules whose names are public, and their pages."""
@@ -73,11 +74,14 @@ def _modules(root: Path) -> Iterator[tuple[griffe.Object | griffe.Alias, str]]:
 def _public(module: griffe.Object | griffe.Alias) -> Iterator[tuple[str, griffe.Object]]:
     """Names that the module gives away, wherever they are defined."""
     for name, member in sorted(module.members.items()):
-        if name.startswith("_") or not isinstance(member, griffe.Alias):
+        if name.startswith("_"):
             continue
-        ours = member.target_path.partition(".")[0] in MODULES
-        if ours and not member.final_target.is_module:
-            yield name, member.final_target
+        if isinstance(member, griffe.Alias):
+            ours = member.target_path.partition(".")[0] in MODULES
+            if ours and not member.final_target.is_module:
+                yield name, member.final_target
+        elif name in (module.exports or []):
+            yield name, member
 
 
 def _member(name: str, member: griffe.Object, page: str, root: Path) -> Iterator[str]:

@@ -1,11 +1,9 @@
 """memspan: transformers with memory that read text of any length in constant memory.
 
-All names that users import are here, in :mod:`memspan.models` and :mod:`memspan.ops` and, for other
-libraries, in :mod:`memspan.lab.integrations.lm_eval` and :mod:`memspan.lab.integrations.transformers`;
-other modules are private. A trained model in its folder is a :class:`Run`, from :func:`train` or
-:func:`load`, for :func:`evaluate`, :func:`generate` and :func:`measure`. :func:`estimate` says
-beforehand what training takes. They do not print; what the user should know besides a result goes to
-the logger ``memspan``.
+A trained model in its folder is a :class:`Run`, from :func:`train` or :func:`load`, for
+:func:`evaluate`, :func:`generate` and :func:`measure`. :func:`estimate` says beforehand what training
+takes. They do not print; what the user should know besides a result goes to the logger ``memspan``.
+The repository's ``tests/public_names.txt`` lists the public interface.
 """
 
 from __future__ import annotations

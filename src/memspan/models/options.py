@@ -62,16 +62,18 @@ class BackboneConfig(Protocol):
 
     @property
     def initialisation(self) -> Literal["scaled", "papers"]:
-        """How weights are initialised, see :mod:`memspan.models.initialisation`."""
-        ...
+        """How weights are initialised, see :mod:`memspan.models.initialisation`: ``scaled`` unless it
+        is an option."""
+        return "scaled"
 
     def build(self) -> Backbone[Any]:
         """The backbone with these options. Imports torch, which the options themselves do not need."""
         ...
 
     def least_parameters(self) -> int:
-        """A lower bound on the number of the backbone's parameters, computed without making them."""
-        ...
+        """A lower bound on the number of the backbone's parameters, computed without making them: 0
+        unless it is overridden."""
+        return 0
 
     memory_options: ClassVar[type] = NoOptions
     """Dataclass of the options of ``Backbone.initial_memory`` that evaluation may change. Each field

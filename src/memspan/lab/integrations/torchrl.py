@@ -28,6 +28,8 @@ from memspan.memory import Memory
 from memspan.models import Backbone
 from memspan.models.segments import padding_mask
 
+__all__ = ["MemoryModule"]
+
 
 class MemoryModule(TensorDictModuleBase):  # type: ignore[misc]
     """Reads vectors with a memory, as TorchRL's ``LSTMModule`` does with its state.
