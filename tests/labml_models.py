@@ -14,7 +14,7 @@ from torch import Tensor
 
 from golden import Golden
 from memspan.lab.converters.convert import Checkpoint
-from memspan.lab.converters.names import Get, Names, Rows, item, module, upside_down, whole
+from memspan.lab.converters.names import Get, Names, Rows, module, upside_down, whole
 from memspan.lab.converters.vocabulary import numbers
 from memspan.lab.runs.options import RunConfig
 from memspan.models import LanguageModel
@@ -124,7 +124,7 @@ RELATIVE = FEED_FORWARD | {
 }
 MODULES: dict[type, dict[str, str]] = {
     TransformerXLConfig: RELATIVE,
-    CompressiveConfig: RELATIVE | {"compress.conv": "compression"},
+    CompressiveConfig: RELATIVE | {"compress.conv": "attention.compression"},
     FeedbackConfig: FEED_FORWARD
     | {"norm_self_attn": "attention_norm", "attn.query.linear": "query", "attn.output": "output"},
     FastWeightsConfig: FEED_FORWARD
@@ -173,7 +173,7 @@ def names(model: LanguageModel, p: int) -> Names:
             rows[f"{here}.attn.key_pos_bias"] = upside_down(layer.position_scores)
         elif kind is not FastWeightsConfig:
             own = layer.attention
-            rows[f"{here}.self_attn.query_pos_bias"] = item(backbone.content_bias, n)
+            rows[f"{here}.self_attn.query_pos_bias"] = whole(own.content_bias)
             rows[f"{here}.self_attn.key_pos_embeddings"] = distance_table(own.position_keys, p)
             rows[f"{here}.self_attn.key_pos_bias"] = distance_table(own.position_scores, p)
     if kind is FeedbackConfig:

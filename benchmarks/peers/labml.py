@@ -173,15 +173,15 @@ class LabmlXL(Labml):
         return memory
 
     def own_weights(self) -> dict[str, Tensor]:
-        own, biases = super().own_weights(), []
+        own = super().own_weights()
         for n, block in enumerate(self.model.transformer.layers):
             attention, here = block.self_attn, f"backbone.layers.{n}.attention."
             # Their row P - d belongs to distance d.
             rows = attention.P - torch.arange(self.size.span)
             own[here + "position_keys"] = attention.key_pos_embeddings[rows]
             own[here + "position_scores"] = attention.key_pos_bias[rows]
-            biases.append(attention.query_pos_bias)
-        return own | {"backbone.content_bias": torch.stack(biases)}
+            own[here + "content_bias"] = attention.query_pos_bias
+        return own
 
 
 class LabmlShortTable(LabmlXL):
@@ -266,7 +266,9 @@ class LabmlCompressive(LabmlXL):
         own = super().own_weights()
         for n, block in enumerate(self.model.transformer.layers):
             for kind in ("weight", "bias"):
-                own[f"backbone.layers.{n}.compression.{kind}"] = getattr(block.compress.conv, kind)
+                own[f"backbone.layers.{n}.attention.compression.{kind}"] = getattr(
+                    block.compress.conv, kind
+                )
         return own
 
 

@@ -20,7 +20,7 @@ COVERED = (
     "src/memspan/models/gated_delta_net/layer.py",
     "src/memspan/models/gated_delta_net/model.py",
     "src/memspan/models/relative/backbone.py",
-    "src/memspan/models/relative/self_attention.py",
+    "src/memspan/models/relative/attention.py",
     "src/memspan/models/transformer_xl/layer.py",
     "src/memspan/models/transformer_xl/model.py",
     "src/memspan/ops/fast_weights/chunked.py",

@@ -223,14 +223,15 @@ def layer_of(parts: dict[str, Any], output: Any, feed_forward: Any) -> dict[str,
 
 
 def _layer(model: models.TransformerXL | models.Compressive, n: int) -> dict[str, Any]:
-    layer, (u, v) = model.layers[n], model.biases(n)
+    layer: Any = model.layers[n]
     own = layer.attention
-    parts = columns(own, own.n_heads, "query key value position") | {"u": u, "v": v}
+    parts = columns(own, own.n_heads, "query key value position")
+    parts |= {"u": own.content_bias, "v": own.position_bias}
     return layer_of(parts, own.output, layer.feed_forward)
 
 
 def _compressive_layer(model: models.Compressive, n: int) -> dict[str, Any]:
-    own: Any = model.layers[n].compression
+    own: Any = model.layers[n].attention.compression
     if own is None:
         # Of nothing but the rate is asked, by which memory gives slots away.
         return _layer(model, n) | {"f": torch.zeros(model.config.compression_rate, 0)}

@@ -160,17 +160,24 @@ def test_reconstruction_loss_is_what_it_says() -> None:
     assert ops.attention_reconstruction(q, k, v, new_k, new_v, valid & False) == 0
 
 
-def test_reconstruction_loss_by_itself() -> None:
-    """The same number as a pass whose memory had no room for what is compressed."""
+def test_a_pass_reconstructs_attention_to_what_it_compresses() -> None:
+    """A full memory whose oldest four slots leave; nothing but the compression is trained by that."""
     model = compressive(n_layers=1).model()
     layer = next(model.backbone.stack())
+    attention = layer.attention
     x = model.embedding(tokens(2, 4, 1))
     full = model(tokens(2, 5)).memory
     out = model(tokens(2, 4, 1), full)
     old = full.hidden[:, 0, :4]
-    loss = layer.reconstruction_loss(x, old)
+    q, k, v = (t.detach() for t in attention.project(x, old, layer.input_norm))
+    new = attention.compression(old.detach(), None)
+    new_kv = attention.frozen_keys_and_values(new, layer.input_norm)
+    every = torch.ones(new.shape[:2], dtype=torch.bool)
+    loss = ops.attention_reconstruction(q, k[:, :, :4], v[:, :, :4], *new_kv, every)
     assert_same(loss, out.auxiliary_loss, 1e-12, "loss")
-    assert reached(model, loss) == {n for n, _ in model.named_parameters() if ".compression." in n}
+    assert reached(model, out.auxiliary_loss) == {
+        n for n, _ in model.named_parameters() if ".compression." in n
+    }
 
 
 def test_auto_encoding_loss_is_what_it_says() -> None:

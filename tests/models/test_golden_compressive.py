@@ -32,7 +32,9 @@ def check_labml(g: Golden, folder: Path) -> None:
     old: dict[int, Tensor] = {}
     for n, layer in enumerate(layers):
         layer.register_forward_pre_hook(lambda _, args, n=n: inputs.update({n: args[0]}))
-        layer.compression.register_forward_pre_hook(lambda _, args, n=n: old.update({n: args[0]}))
+        layer.attention.compression.register_forward_pre_hook(
+            lambda _, args, n=n: old.update({n: args[0]})
+        )
     memory = model.initial_memory(g.config["batch"])
     auxiliary = torch.zeros((), dtype=g.dtype)
     for i in g.segments:

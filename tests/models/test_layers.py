@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from architectures import CASES, ONE_OF_EACH, transformer_xl
+from architectures import CASES, ONE_OF_EACH, randomise, transformer_xl
 from golden import assert_same
 from memspan import MemspanError, layers
 
@@ -53,23 +53,15 @@ def everything(
 
 
 @pytest.mark.parametrize("name", RELATIVE)
-def test_a_layer_alone_is_a_stack_of_one(name: str) -> None:
-    """A stack without a last norm, whose weights the layer has."""
+def test_a_stack_of_one_reads_as_its_layer(name: str) -> None:
+    """A stack without a last norm, whose layer is loaded into one outside, the compression included."""
     case = RELATIVE[name]
     alone: Any = dataclasses.replace(case.backbone, n_layers=1, final_norm=False)
     backbone = dataclasses.replace(case, backbone=alone).model().backbone
     kind = "compressive" if name.startswith("compressive") else "transformer-xl"
     layer: Any = KINDS[kind][0](alone).double()
-    # The compression belongs to the attention here, and the biases, per layer, to the stack there.
-    names = {
-        own: own.removeprefix("attention.")
-        if own.endswith(("content_bias", "position_bias"))
-        else f"layers.0.{own.replace('attention.compression.', 'compression.')}"
-        for own in layer.state_dict()
-    }
-    stack, own = dict(backbone.named_parameters()), dict(layer.named_parameters())
-    assert set(names.values()) == set(stack)
-    layer.load_state_dict({name: stack[there].view_as(own[name]) for name, there in names.items()})
+    (inside,) = backbone.layers
+    layer.load_state_dict(inside.state_dict())
 
     def stacked(segment: Tensor, memory: Any) -> tuple[Tensor, Any, Tensor]:
         out = backbone(segment, memory)
@@ -79,9 +71,39 @@ def test_a_layer_alone_is_a_stack_of_one(name: str) -> None:
         y, memory, *losses = layer(segment, memory)
         return y, memory, losses[0] if losses else torch.zeros(())
 
-    expected = everything(stacked, {name: stack[there] for name, there in names.items()})
-    for name, found in everything(by_itself, own).items():
+    expected = everything(stacked, dict(inside.named_parameters()))
+    for name, found in everything(by_itself, dict(layer.named_parameters())).items():
         assert_same(found, expected[name].view_as(found), 1e-12, name)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("kind", ["transformer-xl", "compressive"])
+def test_layers_are_the_stack_and_carry_its_weights(kind: str, tied: bool) -> None:
+    """Weights go from a stack's layers to layers outside, and back; tied biases stay one tensor."""
+    case = CASES[ONE_OF_EACH[kind]].with_options(n_layers=3, tie_position_biases=tied)
+    backbone, other = case.model().backbone, randomise(case.model(), seed=5).backbone
+    outside = []
+    for inside in backbone.layers:
+        assert type(inside) is KINDS[kind][0]
+        outside.append(make(kind, n_layers=3, tie_position_biases=tied).double())
+        outside[-1].load_state_dict(inside.state_dict())
+    h = torch.randn(2, 9, 8, dtype=torch.float64)
+    found = backbone(h)
+    memories = found.memory.layers()
+    for layer, after in zip(outside, memories, strict=True):
+        h, memory, *_ = layer(h)
+        assert memory == after
+    assert torch.equal(backbone.final_norm(h), found.hidden)
+    for inside, layer in zip(other.layers, outside, strict=True):
+        inside.load_state_dict(layer.state_dict())
+    other.final_norm.load_state_dict(backbone.final_norm.state_dict())
+    assert torch.equal(
+        other(torch.zeros(2, 3, 8).double()).hidden, backbone(torch.zeros(2, 3, 8).double()).hidden
+    )
+    for stack in (backbone, other):
+        for name in ("content_bias", "position_bias"):
+            biases = {id(getattr(layer.attention, name)) for layer in stack.layers}
+            assert len(biases) == (1 if tied else 3)
 
 
 @made
@@ -153,10 +175,10 @@ def test_a_span_beyond_the_table_is_refused() -> None:
     ids=str,
 )
 def test_a_new_layer_is_initialised(kind: str, options: dict[str, Any]) -> None:
-    """Nothing is left as memory was found; what the compression begins with keeps the slots' scale."""
+    """Nothing is left as memory was found; the compression begins as mean pooling."""
     torch.manual_seed(3)
     layer = make(kind, **options)
     assert all(parameter.abs().max() <= 2 for parameter in layer.parameters())
     if kind == "compressive":
         slots = torch.ones(1, layer.attention.config.compression_rate, 8)
-        assert (layer.attention.compression(slots, None) - 1).abs().max() < 0.5
+        assert_same(layer.attention.compression(slots, None), slots[:, :1], 1e-6, "slots")

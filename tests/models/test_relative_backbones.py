@@ -271,7 +271,7 @@ def test_a_long_call_with_a_fixed_span_is_not_quadratic(monkeypatch: pytest.Monk
         widths.append(k.shape[2])
         return relative_attention(q, k, *arguments, **options)
 
-    for module in ("self_attention", "reader"):
+    for module in ("attention", "reader"):
         monkeypatch.setattr(f"memspan.models.relative.{module}.relative_attention", spy)
     model(text(1, 2000))
     model.reader().read(text(1, 2000))

@@ -55,7 +55,7 @@ def main() -> None:
             sys.modules[f"namedtuple_{name}"] = Anything(name)
 
     # Layers import their options for types only, so that one that is taken home brings less along.
-    layers = [*MODELS.glob("*/layer.py"), MODELS / "relative" / "self_attention.py"]
+    layers = [*MODELS.glob("*/layer.py"), MODELS / "relative" / "attention.py"]
     for path in layers:
         module = importlib.import_module(f"memspan.models.{path.parent.name}.{path.stem}")
         (for_types,) = re.findall(r"^if TYPE_CHECKING:\n((?:    .+\n)+)", path.read_text(), re.M)

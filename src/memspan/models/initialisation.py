@@ -64,7 +64,7 @@ def initialise(
     """
     if scheme not in get_args(Scheme):
         raise MemspanError(f"no initialisation {scheme!r}: use {' or '.join(get_args(Scheme))}")
-    for name, parameter in module.named_parameters():
+    for name, parameter in _in_order(module):
         if parameter.is_meta:
             # Shapes alone. Drawing them would import torch's compiler, which takes a second.
             continue
@@ -74,6 +74,27 @@ def initialise(
             nn.init.zeros_(parameter)
         elif parameter.dim() >= 2:
             nn.init.normal_(parameter, std=_std(name, parameter, n_layers, factors or {}))
+
+
+def _in_order(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Order parameters as they are drawn: as they are named, but the biases of relative attention come
+    first, and a layer's compression comes after the rest of the layer."""
+    named = list(module.named_parameters())
+    ends = {_layer(name): n for n, (name, _) in enumerate(named)}
+
+    def place(n: int) -> float:
+        part = named[n][0].rpartition(".attention.")[2]
+        if part in ("content_bias", "position_bias"):
+            return -2 if part == "content_bias" else -1
+        return ends[_layer(named[n][0])] + 0.5 if part.startswith("compression.") else n
+
+    return [named[n] for n in sorted(range(len(named)), key=place)]
+
+
+def _layer(name: str) -> str:
+    """The layer in a parameter's name, such as ``layers.2``; empty where it is in none."""
+    found = re.match(r"(.*\.)?layers\.\d+", name)
+    return found[0] if found else ""
 
 
 def kind(name: str) -> str:

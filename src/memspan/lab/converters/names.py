@@ -31,11 +31,6 @@ def scalar(number: Tensor) -> Rows:
     return lambda get: [get(number).reshape(1)]
 
 
-def item(parameter: Tensor, index: int) -> Rows:
-    """One row, without the dimension of rows."""
-    return lambda get: [get(parameter)[index]]
-
-
 def upside_down(parameter: Tensor) -> Rows:
     """The rows from last to first."""
     return lambda get: [get(parameter)[i : i + 1] for i in reversed(range(len(parameter)))]

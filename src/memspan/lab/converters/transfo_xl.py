@@ -16,7 +16,7 @@ from typing import Any, Literal
 from memspan.errors import MemspanError
 from memspan.lab.converters import exported
 from memspan.lab.converters.convert import Checkpoint
-from memspan.lab.converters.names import Names, item, module, upside_down, whole
+from memspan.lab.converters.names import Names, module, upside_down, whole
 from memspan.lab.converters.options import Options
 from memspan.lab.converters.tensors import load_weights, read_json, shape_of
 from memspan.lab.converters.vocabulary import read_vocabulary
@@ -168,6 +168,8 @@ MODULES = {
     "pos_ff.CoreNet.3": "feed_forward.outer",
 }
 """The modules of each of their layers, and ours."""
+BIASES = {"r_w_bias": "content_bias", "r_r_bias": "position_bias"}
+"""``u`` and ``v``: theirs are of the model, of each layer, or under both names."""
 
 
 def names(
@@ -182,7 +184,6 @@ def names(
     """
     backbone, head = model.backbone, model.head
     assert isinstance(backbone, TransformerXL)
-    assert backbone.position_bias is not None
     rows: Names = {}
     for theirs, tables in (
         (f"{prefix}word_emb.emb_layers.{{}}.weight", model.embedding.tables),
@@ -197,17 +198,15 @@ def names(
         order = whole if clusters == "in order" else upside_down
         rows["crit.cluster_weight"] = order(head.cluster_weight)
         rows["crit.cluster_bias"] = order(head.cluster_bias)
-    # r_w_bias is u and r_r_bias is v: of the model, of each layer, or under both names.
-    biases = {"r_w_bias": backbone.content_bias, "r_r_bias": backbone.position_bias}
-    tied = backbone.config.tie_position_biases
-    if tied:
-        rows |= {f"{prefix}{theirs}": item(ours, 0) for theirs, ours in biases.items()}
     for n, layer in enumerate(backbone.stack()):
         here = f"{prefix}layers.{n}"
         q, k, v = (getattr(layer.attention, name).weight for name in ("query", "key", "value"))
         rows[f"{here}.dec_attn.qkv_net.weight"] = whole(q, k, v)
         for theirs, name in MODULES.items():
             rows |= module(f"{here}.{theirs}", layer.get_submodule(name))
-        for theirs, ours in biases.items():
-            rows[f"{here}.dec_attn.{theirs}"] = item(ours, 0 if tied else n)
+        for theirs, ours in BIASES.items():
+            bias = getattr(layer.attention, ours)
+            rows[f"{here}.dec_attn.{theirs}"] = whole(bias)
+            if backbone.config.tie_position_biases:
+                rows[f"{prefix}{theirs}"] = whole(bias)
     return rows

@@ -1,7 +1,18 @@
-"""One layer of the Compressive Transformer (Rae et al. 2019, arXiv 1911.05507): what it does to its
-slots, and the layer by itself, with its memory.
+"""One layer of the Compressive Transformer (Rae et al. 2019, arXiv 1911.05507): its attention, its
+memories, and the compression from one into the other.
 
-Layout, compression functions and losses: :mod:`memspan.models.compressive.compression`.
+A layer keeps its last ``M`` inputs ``m`` and older ones compressed, ``cm``. From a segment's inputs
+``x`` it computes (algorithm 1)::
+
+    y = attention(x, [cm ; m ; x])                        as in Transformer-XL
+    old = what no longer fits into [m ; x]                runs of c slots, oldest first
+    new = f_c(old)                                        a slot for each run
+    m', cm' = the rest of [m ; x], the last C columns of [cm ; new]
+
+``f_c`` is trained by an auxiliary loss alone: attention over ``old`` and over ``new`` should be the
+same (algorithm 2), or a decoder should find ``old`` in ``new``. Layout, compression functions and
+losses: :mod:`memspan.models.compressive.compression`. Scores:
+:mod:`memspan.models.relative.attention`.
 """
 
 from __future__ import annotations
@@ -16,12 +27,8 @@ from torch.func import functional_call
 
 from memspan.errors import MemspanError
 from memspan.models.compressive import compression as ops
-from memspan.models.relative.self_attention import (
-    AttentionAlone,
-    RelativeLayer,
-    RelativeSelfAttention,
-    newest,
-)
+from memspan.models.relative.attention import AttentionPass, RelativeAttention, RelativeLayer
+from memspan.models.segments import newest
 from memspan.nn import in_use, known, where_in_use
 from memspan.trees import LayerMemory, check_config, check_layer
 
@@ -40,15 +47,17 @@ class Compression(nn.Module):
         self.kind, self.rate = config.compression, config.compression_rate
         d_model = config.d_model
         if self.kind == "convolution":
-            self.weight = nn.Parameter(torch.empty(d_model, d_model, self.rate))
-            self.bias = nn.Parameter(torch.empty(d_model))
+            self.weight = nn.Parameter(torch.zeros(d_model, d_model, self.rate))
+            self.bias = nn.Parameter(torch.zeros(d_model))
         elif self.kind == "dilated-convolution":
             levels = math.ceil(math.log2(self.rate))
-            self.weight = nn.Parameter(torch.empty(levels, d_model, d_model, 2))
-            self.bias = nn.Parameter(torch.empty(levels, d_model))
+            self.weight = nn.Parameter(torch.zeros(levels, d_model, d_model, 2))
+            self.bias = nn.Parameter(torch.zeros(levels, d_model))
         if config.auxiliary_loss == "auto-encoding":
-            self.decoder_weight = nn.Parameter(torch.empty(d_model, d_model, self.rate))
-            self.decoder_bias = nn.Parameter(torch.empty(d_model))
+            self.decoder_weight = nn.Parameter(torch.zeros(d_model, d_model, self.rate))
+            self.decoder_bias = nn.Parameter(torch.zeros(d_model))
+        # Whole models add noise to it.
+        self.initialise(0.0)
 
     def forward(self, x: Tensor, received: Tensor | None) -> Tensor:
         """``[B, n*c, D] -> [B, n, D]``; ``received [B, n*c]`` is the attention, for most-used."""
@@ -66,15 +75,16 @@ class Compression(nn.Module):
             )
         return ops.most_used(x, received, self.rate)
 
-    def initialise(self) -> None:
-        """Begin as mean pooling with some noise, the decoder as repetition: slots keep their scale."""
+    def initialise(self, noise: float = 0.02) -> None:
+        """Begin as mean pooling with some ``noise``, the decoder as repetition: slots keep their
+        scale."""
         for name, parameter in self.named_parameters():
             if parameter.is_meta:
                 continue
-            if "bias" in name:
-                nn.init.zeros_(parameter)
-            else:
-                nn.init.normal_(parameter, std=0.02)
+            nn.init.zeros_(parameter)
+            if "bias" not in name:
+                if noise:
+                    nn.init.normal_(parameter, std=noise)
                 share = 1.0 if name == "decoder_weight" else 1 / parameter.shape[-1]
                 with torch.no_grad():
                     parameter.add_(torch.eye(parameter.shape[-2])[..., None], alpha=share)
@@ -82,9 +92,12 @@ class Compression(nn.Module):
 
 @dataclass(frozen=True)
 class Step:
-    """What one pass does to the slots, the same for all layers."""
+    """A segment's effect on the slots, the same for all layers."""
 
     after: ops.Append
+    in_one_row: Tensor
+    """Columns of ``[compressed | memory]`` that leave no gap before memory that is not full, int64
+    ``[B, C+M]``."""
     sources: Tensor
     """Columns of ``[compressed | memory | segment]`` that are compressed, int64 ``[B, n*c]``."""
     valid: Tensor
@@ -102,7 +115,7 @@ class Step:
         rate: int,
         documents: Documents | None = None,
     ) -> Step:
-        """What a segment of ``n_tokens`` does to the slots of ``memory``; ``rate``: c."""
+        """The effect of ``n_tokens`` on the slots of ``memory``; ``rate``: c."""
         slots, compressed_slots = memory.hidden.shape[-2], memory.compressed.shape[-2]
         length, compressed_length = memory.length, memory.compressed_length
         added: int | Tensor = n_tokens
@@ -117,6 +130,7 @@ class Step:
         back = torch.arange(runs * rate, 0, -1, device=length.device)
         return cls(
             after,
+            in_one_row=_in_one_row(memory),
             sources=((end - after.length)[:, None] - back).clamp(min=0),
             valid=in_use(runs, after.n_compressed),
             kept=ops.newest(
@@ -126,78 +140,32 @@ class Step:
         )
 
 
-def compress(
-    config: CompressiveConfig,
-    compression: Compression | None,
-    attention: RelativeSelfAttention,
-    norm: nn.Module | None,
-    context: Tensor,
-    compressed: Tensor,
-    step: Step,
-    projected: tuple[Tensor, Tensor, Tensor],
-    received: Tensor | None,
-    implementation: str | None,
-) -> tuple[Tensor, Tensor]:
-    """Compress what leaves one layer's memory: the new compressed memory and the auxiliary loss.
+@dataclass(frozen=True, kw_only=True)
+class CompressivePass(AttentionPass):
+    """See :class:`AttentionPass`."""
 
-    ``context``: both memories and the segment, ``[B, C+M+T, D]``. ``projected``: the segment's queries,
-    keys and values of ``context``. ``received``: the attention that each slot received.
-    """
-    loss = context.new_zeros(())
-    if compression is None or not compressed.shape[1] or not step.valid.shape[1]:
-        return compressed, loss
-    # Detached: neither loss goes through what is compressed to what computed it.
-    old = ops.pick(context.detach(), step.sources)
-    new = compression(old, None if received is None else ops.pick(received, step.sources))
-    if config.auxiliary_loss == "attention":
-        q, k, v = (t.detach() for t in projected)
-        loss = ops.attention_reconstruction(
-            q,
-            _pick_heads(k, step.sources),
-            _pick_heads(v, step.sources),
-            *frozen_keys_and_values(attention, norm, new),
-            step.valid,
-            None if step.documents is None else step.documents.last(),
-            implementation=implementation,
-        )
-    elif config.auxiliary_loss == "auto-encoding":
-        decoder = compression.decoder_weight, compression.decoder_bias
-        loss = ops.auto_encoding(old, new, *decoder, step.valid)
-    new = new if config.task_gradient else new.detach()
-    return ops.pick(torch.cat([compressed, new], 1), step.kept), loss
+    step: Step
+    counts: bool
+    """True if each layer is to return the attention that each slot receives."""
 
 
-def frozen_keys_and_values(
-    attention: RelativeSelfAttention, norm: nn.Module | None, compressed: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Keys and values of ``[B, n, D]`` after ``norm``, per head; the weights get no gradient."""
-    if norm is not None:
-        compressed = _frozen(norm, compressed)
-    keys = attention.heads(_frozen(attention.key, compressed))
-    return keys, attention.heads(_frozen(attention.value, compressed))
+def in_one_row(memory: CompressiveMemory) -> Tensor:
+    """``[compressed | memory]`` without a gap before memory that is not full: ``[B, L, C+M, D]``."""
+    both = torch.cat([memory.compressed, memory.hidden], 2)
+    columns = _in_one_row(memory).repeat_interleave(both.shape[1], 0)
+    return ops.pick(both.flatten(0, 1), columns).view_as(both)
 
 
-def _frozen(part: nn.Module, x: Tensor) -> Tensor:
-    """``part(x)``, without a gradient for its parameters."""
-    parameters = {name: parameter.detach() for name, parameter in part.named_parameters()}
-    output: Tensor = functional_call(part, parameters, (x,))
-    return output
-
-
-def in_one_row(memory: CompressiveMemory | CompressiveLayerMemory) -> Tensor:
-    """``[compressed | memory]`` without a gap before memory that is not full: ``[B, (L,) C+M, D]``."""
-    both = torch.cat([memory.compressed, memory.hidden], -2)
-    width, n_layers = both.shape[-2], both.shape[1:-2].numel()
-    columns = ops.newest(width, width, memory.length, memory.compressed.shape[-2])
-    return ops.pick(both.flatten(0, -3), columns.repeat_interleave(n_layers, 0)).view_as(both)
+def _in_one_row(memory: CompressiveMemory | CompressiveLayerMemory) -> Tensor:
+    """See :attr:`Step.in_one_row`."""
+    compressed_slots = memory.compressed.shape[-2]
+    width = compressed_slots + memory.hidden.shape[-2]
+    return ops.newest(width, width, memory.length, compressed_slots)
 
 
 def _pick_heads(x: Tensor, columns: Tensor) -> Tensor:
     """:func:`ops.pick` from ``[B, H, S, K]``, the same columns for all heads."""
     return ops.pick(x.transpose(1, 2), columns).transpose(1, 2)
-
-
-# ----- By itself
 
 
 @dataclass(frozen=True, repr=False)
@@ -215,7 +183,7 @@ class CompressiveLayerMemory(LayerMemory):
 
 
 class CompressiveLayerOutput(NamedTuple):
-    """What a Compressive Transformer's layer returns: ``y, memory, auxiliary_loss``."""
+    """A Compressive Transformer layer's output: ``y, memory, auxiliary_loss, received``."""
 
     y: Tensor
     """``[B, T, D]``."""
@@ -223,9 +191,12 @@ class CompressiveLayerOutput(NamedTuple):
     """After the segment."""
     auxiliary_loss: Tensor
     """A scalar to add to the task's loss: it trains the compression and nothing else."""
+    received: Tensor | None
+    """The attention that each slot and token received, ``[B, C+M+T]`` (None: nobody asked)."""
 
 
-class CompressiveAttention(AttentionAlone):
+@known("config", "n_heads", "head_width")
+class CompressiveAttention(RelativeAttention):
     """Attention over both memories and a segment, and the compression, without a residual or a norm.
 
     Args:
@@ -238,10 +209,7 @@ class CompressiveAttention(AttentionAlone):
     def __init__(self, config: CompressiveConfig) -> None:
         check_config(self, config, "CompressiveConfig")
         super().__init__(config)
-        self.compression = None
-        if config.compressed_length:
-            self.compression = Compression(config)
-            self.compression.initialise()
+        self.compression = Compression(config) if config.compressed_length else None
 
     def initial_memory(self, batch_size: int) -> CompressiveLayerMemory:
         """A memory before the first token, of ``config.memory_length`` slots and
@@ -260,47 +228,104 @@ class CompressiveAttention(AttentionAlone):
         memory: CompressiveLayerMemory | None = None,
         implementation: str | None = None,
         norm: nn.Module | None = None,
+        shared: CompressivePass | None = None,
     ) -> CompressiveLayerOutput:
         """Read ``x [B, T, D]`` after ``memory`` (None: nothing was read), which is not changed.
 
-        ``implementation``: see :func:`memspan.ops.relative_attention`. ``norm``: applied to ``x`` and
-        to memory, which holds ``x`` as it is (None: nothing).
+        Args:
+            implementation: see :func:`memspan.ops.relative_attention`.
+            norm: applied to ``x`` and to memory, which holds ``x`` as it is (None: nothing).
+            shared: from a stack, which has checked ``x`` and ``memory``; it names the implementation.
 
         Raises:
             MemspanError: shapes, types or devices do not go together; a learned position table is too
                 short.
         """
-        config = self.config
-        memory = check_layer(self, x, config.d_model, memory)
-        step = Step.of(memory, x.shape[1], config.compression_rate)
-        old = in_one_row(memory).to(x.dtype)
-        context, received = torch.cat([old, x], 1), None
-        if config.needs_received:
-            received = x.new_zeros(context.shape[:2])
-        used = memory.length + memory.compressed_length
-        y, projected = self.read(x, old, used, norm, implementation, received)
-        compressed, loss = compress(
-            config,
-            self.compression,
-            self,
-            norm,
-            context,
-            memory.compressed.to(x.dtype),
-            step,
-            projected,
-            received,
-            implementation,
-        )
+        if memory is None or shared is None:
+            memory = check_layer(self, x, self.config.d_model, memory)
+        if shared is None:
+            shared = self._pass_alone(x.shape[1], memory, implementation)
+        step = shared.step
+        recent, compressed = memory.hidden.to(x.dtype), memory.compressed.to(x.dtype)
+        old = ops.pick(torch.cat([compressed, recent], 1), step.in_one_row)
+        context = torch.cat([old, x], 1)
+        received = x.new_zeros(context.shape[:2]) if shared.counts else None
+        q, k, v = self.project(x, old, norm)
+        y = self.attend(q, k, v, shared, received)
+        loss = x.new_zeros(())
+        if self.compression is not None and compressed.shape[1] and step.valid.shape[1]:
+            # Detached: neither loss goes through what is compressed to what computed it.
+            leaving = ops.pick(context.detach(), step.sources)
+            used = None if received is None else ops.pick(received, step.sources)
+            new = self.compression(leaving, used)
+            loss = self._auxiliary_loss(leaving, new, (q, k, v), norm, shared)
+            new = new if self.config.task_gradient else new.detach()
+            compressed = ops.pick(torch.cat([compressed, new], 1), step.kept)
         length, compressed_length = step.after.length, step.after.compressed_length
         after = CompressiveLayerMemory(
-            where_in_use(newest(memory.hidden.to(x.dtype), x), length),
+            where_in_use(newest(recent, x, shared.documents), length),
             where_in_use(compressed, compressed_length),
             length,
             compressed_length,
         )
-        return CompressiveLayerOutput(y, after, loss)
+        return CompressiveLayerOutput(y, after, loss, received)
+
+    def _pass_alone(
+        self, n_tokens: int, memory: CompressiveLayerMemory, implementation: str | None
+    ) -> CompressivePass:
+        slots = memory.hidden.shape[1] + memory.compressed.shape[1]
+        used = memory.length + memory.compressed_length
+        attention = self.pass_alone(n_tokens, slots, used, implementation)
+        return CompressivePass(
+            attention.codes,
+            attention.mask,
+            implementation,
+            step=Step.of(memory, n_tokens, self.config.compression_rate),
+            counts=self.config.needs_received,
+        )
+
+    def _auxiliary_loss(
+        self,
+        leaving: Tensor,
+        new: Tensor,
+        projected: tuple[Tensor, Tensor, Tensor],
+        norm: nn.Module | None,
+        shared: CompressivePass,
+    ) -> Tensor:
+        """The loss of slots that are ``leaving [B, n*c, D]`` and become ``new [B, n, D]``, a scalar:
+        its gradient reaches the compression alone.
+
+        ``projected``: queries, keys and values of :meth:`project`.
+        """
+        step, compression = shared.step, self.compression
+        if self.config.auxiliary_loss == "attention":
+            q, k, v = (t.detach() for t in projected)
+            return ops.attention_reconstruction(
+                q,
+                _pick_heads(k, step.sources),
+                _pick_heads(v, step.sources),
+                *self.frozen_keys_and_values(new, norm),
+                step.valid,
+                None if step.documents is None else step.documents.last(),
+                implementation=shared.implementation,
+            )
+        if self.config.auxiliary_loss == "auto-encoding":
+            assert compression is not None
+            decoder = compression.decoder_weight, compression.decoder_bias
+            return ops.auto_encoding(leaving, new, *decoder, step.valid)
+        return leaving.new_zeros(())
+
+    def frozen_keys_and_values(
+        self, compressed: Tensor, norm: nn.Module | None
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values of ``[B, n, D]`` after ``norm``, per head; the weights get no gradient."""
+        if norm is not None:
+            compressed = _frozen(norm, compressed)
+        keys = self.heads(_frozen(self.key, compressed))
+        return keys, self.heads(_frozen(self.value, compressed))
 
 
+@known("pre")
 class CompressiveLayer(RelativeLayer):
     """Attention and feed-forward sub-layers, each with its norm and its residual sum or gate.
 
@@ -310,21 +335,29 @@ class CompressiveLayer(RelativeLayer):
     """
 
     attention: CompressiveAttention
-    attention_type = CompressiveAttention
 
     def __init__(self, config: CompressiveConfig) -> None:
         check_config(self, config, "CompressiveConfig")
-        super().__init__(config)
+        super().__init__(config, CompressiveAttention(config))
 
     def initial_memory(self, batch_size: int) -> CompressiveLayerMemory:
+        """See :meth:`CompressiveAttention.initial_memory`."""
         return self.attention.initial_memory(batch_size)
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         x: Tensor,
         memory: CompressiveLayerMemory | None = None,
         implementation: str | None = None,
+        shared: CompressivePass | None = None,
     ) -> CompressiveLayerOutput:
         """Read a segment: see :meth:`CompressiveAttention.forward`."""
-        attended, memory, loss = self.attention(x, memory, implementation, self.input_norm)
-        return CompressiveLayerOutput(self.residual(x, attended), memory, loss)
+        output = self.attention(x, memory, implementation, self.input_norm, shared)
+        return output._replace(y=self.residual(x, output.y))  # type: ignore[no-any-return]
+
+
+def _frozen(part: nn.Module, x: Tensor) -> Tensor:
+    """``part(x)``, without a gradient for its parameters."""
+    parameters = {name: parameter.detach() for name, parameter in part.named_parameters()}
+    output: Tensor = functional_call(part, parameters, (x,))
+    return output

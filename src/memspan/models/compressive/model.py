@@ -1,42 +1,40 @@
-"""Compressive Transformer (Rae et al. 2019, arXiv 1911.05507): its memory, layer and stack.
+"""Compressive Transformer (Rae et al. 2019, arXiv 1911.05507): the stack of its layers, and the memory
+of all.
 
 Layer ``n`` attends to ``[compressed_n ; memory_n ; h_n]``. What leaves ``memory_n`` is not thrown away,
 as in Transformer-XL, but compressed by the layer's own function, ``c`` slots into one, and kept in
-``compressed_n``: ``M + C`` slots reach ``M + c C`` tokens back in every layer.
-Options: :class:`~memspan.models.CompressiveConfig`. Layout and compression functions:
-:mod:`memspan.models.compressive.compression`.
+``compressed_n``: ``M + C`` slots reach ``M + c C`` tokens back in every layer. One layer is in
+:mod:`memspan.models.compressive.layer`. Options: :class:`~memspan.models.CompressiveConfig`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from memspan.errors import MemspanError
 from memspan.memory import Memory
-from memspan.models.compressive import compression as ops
 from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.compressive.layer import (
-    Compression,
+    CompressiveLayer,
+    CompressiveLayerMemory,
+    CompressivePass,
     Step,
-    compress,
-    frozen_keys_and_values,
-    in_one_row,
 )
+from memspan.models.output import BackboneOutput
 from memspan.models.packing import schema_of
 from memspan.models.protocol import AttentionWeights, BackboneReader
+from memspan.models.relative.attention import Span
 from memspan.models.relative.backbone import PARTS, RelativeBackbone
-from memspan.models.relative.self_attention import AttentionPass, RelativeLayer, newest
-from memspan.models.segments import Documents, count_after, padding_mask
-from memspan.nn import in_use, known, where_in_use
+from memspan.models.segments import Documents, Padding, count_after, documents_of, padding_mask
+from memspan.nn import in_use, known
 from memspan.trees import check_config
 
 COMPRESSIVE_PARTS = rf"""{PARTS}
-    | layers.\d+.compression(.(decoder_)?(weight|bias))?
+    | layers.\d+.attention.compression(.(decoder_)?(weight|bias))?
 """
 
 
@@ -61,66 +59,11 @@ class CompressiveMemory(Memory):
     def slots(self) -> dict[str, int]:
         return {"length": self.hidden.shape[2], "compressed_length": self.compressed.shape[2]}
 
-
-@known("pre")
-class StackedLayer(RelativeLayer):
-    """Attention over both memories and the segment, the feed-forward sub-layer, the compression."""
-
-    def __init__(self, config: CompressiveConfig) -> None:
-        super().__init__(config)
-        self.compression = Compression(config) if config.compressed_length else None
-        self.config = config
-
-    def forward(  # type: ignore[override]
-        self,
-        x: Tensor,
-        memory: Tensor,
-        compressed: Tensor,
-        step: Step,
-        shared: AttentionPass,
-        biases: tuple[Tensor, Tensor | None],
-        counts: bool,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Read ``x [B, T, D]`` after ``memory [B, C+M, D]``, both in one row, and ``compressed`` alone,
-        ``[B, C, D]``: the output, the new compressed memory, the auxiliary loss, and, if it ``counts``
-        it, the attention that each slot received, ``[B, C+M+T]``."""
-        q, k, v = self.project(x, memory)
-        context = torch.cat([memory, x], 1)
-        received = x.new_zeros(context.shape[:2]) if counts else None
-        attended = self.attention.attend(q, k, v, shared, biases, received)
-        compressed, loss = compress(
-            self.config,
-            self.compression,
-            self.attention,
-            self.input_norm,
-            context,
-            compressed,
-            step,
-            (q, k, v),
-            received,
-            shared.implementation,
-        )
-        return self.residual(x, attended), compressed, loss, received
-
-    def reconstruction_loss(self, x: Tensor, old: Tensor, received: Tensor | None = None) -> Tensor:
-        """``|| attn(x, old) - attn(x, f_c(old)) ||^2`` (algorithm 2) by itself, a scalar.
-
-        Its gradient reaches the compression function and nothing else.
-
-        Args:
-            x: this layer's inputs that attend, ``[B, T, D]``.
-            old: slots to compress as memory holds them, un-normalised, ``[B, n*c, D]``.
-            received: the attention that they received, ``[B, n*c]``, for most-used.
-        """
-        if self.compression is None:
-            raise MemspanError("nothing is compressed with compressed_length 0: set it to more")
-        with torch.no_grad():
-            q, *old_kv = self.project(x, old)
-        new = self.compression(old.detach(), received)
-        new_kv = frozen_keys_and_values(self.attention, self.input_norm, new)
-        every = torch.ones(new.shape[:2], dtype=torch.bool, device=new.device)
-        k, v = (t[:, :, : old.shape[1]] for t in old_kv)
-        return ops.attention_reconstruction(q, k, v, *new_kv, every)
+    def layers(self) -> list[CompressiveLayerMemory]:
+        """The memory of each layer, first to last."""
+        own = zip(self.hidden.unbind(1), self.compressed.unbind(1), strict=True)
+        counts = self.length, self.compressed_length
+        return [CompressiveLayerMemory(*slots, *counts) for slots in own]
 
 
 @known("config")
@@ -142,20 +85,20 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
 
     def __init__(self, config: CompressiveConfig) -> None:
         check_config(self, config, "CompressiveConfig")
-        super().__init__(config, (StackedLayer(config) for _ in range(config.n_layers)))
+        super().__init__(config, (CompressiveLayer(config) for _ in range(config.n_layers)))
         for layer in self.stack():
-            if layer.compression is not None:
-                layer.compression.initialise()
+            if layer.attention.compression is not None:
+                layer.attention.compression.initialise()
         self.schema = schema_of(self, COMPRESSIVE_PARTS)
 
-    def stack(self) -> Iterator[StackedLayer]:
+    def stack(self) -> Iterator[CompressiveLayer]:
         """The layers, first to last."""
         return iter(self.layers)  # type: ignore[arg-type]
 
     def auxiliary_parameters(self) -> list[nn.Parameter]:
-        """What the auxiliary loss trains."""
-        layers = [layer.compression for layer in self.stack()]
-        return [p for c in layers if c is not None for p in c.parameters()]
+        """The parameters that the auxiliary loss trains."""
+        compressions = [layer.attention.compression for layer in self.stack()]
+        return [p for c in compressions if c is not None for p in c.parameters()]
 
     def row_sizes(self) -> Mapping[str, tuple[int | None, ...]]:
         """See :meth:`Backbone.row_sizes`: any number of slots of each kind; compressed ones only where
@@ -187,7 +130,7 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
         slots = config.memory_length if memory_length is None else memory_length
         compressed = config.compressed_length if compressed_length is None else compressed_length
         config.check_memory_length(slots)
-        weight = self.content_bias
+        weight = self.one_weight
         counts = torch.zeros(batch_size, dtype=torch.long, device=weight.device)
         sizes = (batch_size, config.n_layers)
         return CompressiveMemory(
@@ -198,40 +141,68 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
             compressed_length=counts + compressed * (start == "zeros"),
         )
 
-    def read_layers(
-        self, h: Tensor, memory: CompressiveMemory, shared: AttentionPass, run: Callable[..., Any]
-    ) -> tuple[Tensor, CompressiveMemory, Tensor, dict[str, Tensor]]:
-        """See :meth:`RelativeBackbone.read_layers`. Of several documents in a row only the last, of
-        which something is kept, is compressed and has an auxiliary loss.
+    def forward(
+        self,
+        x: Tensor,
+        memory: CompressiveMemory | None = None,
+        *,
+        starts: Tensor | None = None,
+        lengths: Tensor | None = None,
+        padding: Padding = "right",
+        implementation: str | None = None,
+        attention_weights: list[Tensor] | None = None,
+        span: Span | None = None,
+    ) -> BackboneOutput[CompressiveMemory]:
+        """Read a segment, see :meth:`memspan.models.Backbone.forward`. Of several documents in a row
+        only the last, of which something is kept, is compressed and has an auxiliary loss.
 
         Statistics are per layer the auxiliary loss and, in evaluation mode but not with ``sdpa``, the
         shares of attention on compressed slots, memory and segment.
+
+        Args:
+            implementation: of :func:`memspan.ops.relative.relative_attention`.
+            attention_weights: a list that receives each layer's weights, ``[B, H, T, C + M + T]`` over
+                compressed slots, memory and segment, a row's valid slots side by side and right-most;
+                before dropout and without gradient, for inspection. Left padding counts as right
+                padding in it.
+            span: the keys and distances that are told apart (None: as configured).
+
+        Raises:
+            MemspanError: no such implementation; a learned position table is too short.
         """
-        context, n_tokens, documents = in_one_row(memory), h.shape[1], shared.documents
-        step = Step.of(memory, n_tokens, self.config.compression_rate, documents)
-        length, compressed_length = step.after.length, step.after.compressed_length
-        wants_shares = not self.training and shared.implementation != "sdpa"
-        counts = wants_shares or self.config.needs_received
-        hidden, compressed, losses, shares = [], [], [], []
-        for n, layer in enumerate(self.stack()):
-            old, older = context[:, n].to(h.dtype), memory.compressed[:, n].to(h.dtype)
-            # Of a long segment nothing else is kept.
-            hidden.append(where_in_use(newest(old[:, older.shape[1] :], h, documents), length))
-            given = (h, old, older, step, shared, self.biases(n), counts)
-            h, older, loss, received = run(layer, *given)
-            compressed.append(older)
+        memory = self.initial_memory(x.shape[0]) if memory is None else memory
+        span = self.span() if span is None else span
+        slots, n_tokens = sum(memory.slots().values()), x.shape[1]
+        x, documents = documents_of(x, starts, lengths, padding)
+        used = memory.length + memory.compressed_length
+        wants_shares = not self.training and implementation != "sdpa"
+        shared = CompressivePass(
+            codes=self.codes(span, slots, n_tokens),
+            mask=span.visible(used, n_tokens, slots, slots, documents),
+            implementation=implementation,
+            weights=attention_weights,
+            documents=documents,
+            step=Step.of(memory, n_tokens, self.config.compression_rate, documents),
+            counts=wants_shares or self.config.needs_received,
+        )
+        h, after, losses, shares = self.dropout(x), [], [], []
+        for layer, before in zip(self.stack(), memory.layers(), strict=True):
+            h, own, loss, received = self.run(layer, h, before, shared)
+            after.append(own)
             losses.append(loss)
             if not self.training and received is not None:
                 shares.append(_shares(received, memory.length, n_tokens, documents))
-        after = CompressiveMemory(
+        hidden = self.final_norm(h)
+        hidden = hidden if documents is None else documents.put_back(hidden)
+        memory = CompressiveMemory(
             tokens_seen=count_after(memory.tokens_seen, n_tokens, documents),
-            hidden=torch.stack(hidden, 1),
-            compressed=where_in_use(torch.stack(compressed, 1), compressed_length),
-            length=length,
-            compressed_length=compressed_length,
+            hidden=torch.stack([own.hidden for own in after], 1),
+            compressed=torch.stack([own.compressed for own in after], 1),
+            length=shared.step.after.length,
+            compressed_length=shared.step.after.compressed_length,
         )
         by_layer = torch.stack(losses)
-        return h, after, by_layer.sum(), _statistics(by_layer, shares)
+        return BackboneOutput(hidden, memory, by_layer.sum(), _statistics(by_layer, shares))
 
     @torch.no_grad()
     def attention_weights(self, x: Tensor, memory: CompressiveMemory) -> AttentionWeights:

@@ -12,8 +12,8 @@ from torch import Tensor
 from memspan.models.compressive import compression as ops
 from memspan.models.compressive.layer import Compression, in_one_row
 from memspan.models.compressive.model import Compressive, CompressiveMemory
+from memspan.models.relative.attention import Span
 from memspan.models.relative.reader import RelativeReader
-from memspan.models.relative.self_attention import Span
 from memspan.models.segments import Documents
 from memspan.nn import where_in_use
 from memspan.ops.relative_step.compiled import CompiledStep
@@ -109,7 +109,7 @@ class CompressiveReader(RelativeReader[CompressiveMemory]):
     @cached_property
     def _compressions(self) -> list[Compression]:
         """Per layer a copy whose convolutions are laid out as the matrices that they become."""
-        layers = (layer.compression for layer in self.backbone.stack())
+        layers = (layer.attention.compression for layer in self.backbone.stack())
         compressions = [compression for compression in layers if compression is not None]
         # Within functional_call parameters may have a history, which deepcopy refuses.
         parameters = (p for compression in compressions for p in compression.parameters())

@@ -1,11 +1,10 @@
-"""The stack of the architectures with a memory of hidden states: Transformer-XL's and the Compressive
-Transformer's."""
+"""Base class of the stacks of layers with relative attention: Transformer-XL's and the Compressive
+Transformer's. It has what does not depend on their memories: norms, ties, spans, weights for others."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,22 +12,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memspan.models.initialisation import initialise
-from memspan.models.output import BackboneOutput
 from memspan.models.packing import STACK
 from memspan.models.protocol import Backbone, BackboneReader, M, TransferableWeights
-from memspan.models.relative.options import RelativeConfig, RelativeReaderOptions
-from memspan.models.relative.self_attention import (
+from memspan.models.relative.attention import (
     GATE_BIAS,
     AttentionPass,
     GRUGate,
     RelativeLayer,
     Span,
 )
-from memspan.models.segments import Padding, documents_of, read_by_length
+from memspan.models.relative.options import RelativeConfig, RelativeReaderOptions
 from memspan.nn import dropout_layer, sinusoids
 from memspan.ops.relative import IMPLEMENTATIONS
 
-PARTS = rf"""{STACK} | (content|position)_bias
+PARTS = rf"""{STACK} | layers.\d+.attention.(content|position)_bias
     | layers.\d+.attention.((query|key|position).weight | (value|output).(weight|bias))
     | layers.\d+.attention.position_(keys|scores)
     | layers.\d+.(attention|feed_forward)_gate.(of_(branch|stream|reset_stream).weight | bias)
@@ -37,7 +34,7 @@ PARTS = rf"""{STACK} | (content|position)_bias
 
 
 class RelativeBackbone(Backbone[M]):
-    """A stack of layers and the biases and position codes of their attention."""
+    """A stack of layers with relative attention."""
 
     config: RelativeConfig
     implementations = tuple(IMPLEMENTATIONS)
@@ -54,15 +51,11 @@ class RelativeBackbone(Backbone[M]):
             if config.normalisation == "pre" and config.final_norm
             else nn.Identity()
         )
-        biases = (
-            1 if config.tie_position_biases else config.n_layers,
-            config.n_heads,
-            config.head_width,
-        )
-        self.content_bias = nn.Parameter(torch.zeros(biases))
-        self.position_bias = (
-            nn.Parameter(torch.zeros(biases)) if config.positions == "sinusoidal" else None
-        )
+        if config.tie_position_biases:
+            first, *others = (layer.attention for layer in self.stack())
+            for attention in others:
+                attention.content_bias = first.content_bias
+                attention.position_bias = first.position_bias
         initialise(self, config.initialisation, config.n_layers)
         for module in self.modules():
             if isinstance(module, GRUGate):
@@ -72,10 +65,16 @@ class RelativeBackbone(Backbone[M]):
         """The layers, first to last."""
         return iter(self.layers)  # type: ignore[arg-type]
 
-    def biases(self, n: int) -> tuple[Tensor, Tensor | None]:
-        """``u`` and ``v`` of layer ``n``, ``[H, K]`` each; ``v`` only with sinusoidal positions."""
-        n = 0 if self.config.tie_position_biases else n
-        return self.content_bias[n], None if self.position_bias is None else self.position_bias[n]
+    @property
+    def one_weight(self) -> Tensor:
+        """A parameter, for the type and device of what is computed: ``u`` of the first layer."""
+        return next(self.stack()).attention.content_bias
+
+    def units(self) -> list[nn.Module]:
+        """See :meth:`Backbone.units`: no layer has tied biases for itself."""
+        if self.config.tie_position_biases:
+            return [layer.feed_forward for layer in self.stack()]
+        return super().units()
 
     def span(self, attention_span: str | None = None, clamp_length: int | None = None) -> Span:
         """The model's own span, or another one (None: as configured)."""
@@ -126,68 +125,17 @@ class RelativeBackbone(Backbone[M]):
 
         return RelativeReader
 
-    def forward(
-        self,
-        x: Tensor,
-        memory: M | None = None,
-        *,
-        starts: Tensor | None = None,
-        lengths: Tensor | None = None,
-        padding: Padding = "right",
-        implementation: str | None = None,
-        attention_weights: list[Tensor] | None = None,
-        span: Span | None = None,
-    ) -> BackboneOutput[M]:
-        """Read a segment, see :meth:`memspan.models.Backbone.forward`.
+    def codes(self, span: Span, slots: int, n_tokens: int) -> Tensor:
+        """Codes of the distances in a pass over ``slots`` of memory and ``n_tokens``, the same for all
+        layers: see :meth:`Span.codes`."""
+        codes = span.codes(self.config, slots + n_tokens, slots, self.one_weight)
+        return self.dropout(codes) if codes.is_floating_point() else codes  # type: ignore[no-any-return]
 
-        Args:
-            implementation: of :func:`memspan.ops.relative.relative_attention`.
-            attention_weights: a list that receives each layer's weights, ``[B, H, T, N + T]`` over the
-                ``N`` slots of memory, of which a row's valid ones stand right-most, and the segment;
-                before dropout and without gradient, for inspection. Left padding counts as right
-                padding in it.
-            span: the keys and distances that are told apart (None: as configured).
-
-        Raises:
-            MemspanError: no such implementation; a learned position table is too short.
-        """
-        memory = self.initial_memory(x.shape[0]) if memory is None else memory
-        span = self.span() if span is None else span
-        slots, n_tokens = sum(memory.slots().values()), x.shape[1]
-        longest = self.longest_piece(span, slots)
-        # Not in compiled graphs, whose sizes may be free, nor where dropout draws for a whole segment.
-        if (
-            longest is not None
-            and not torch.compiler.is_compiling()
-            and n_tokens > longest
-            and attention_weights is None
-            and not (self.training and (self.config.dropout or self.config.attention_dropout))
-        ):
-            read = partial(self.forward, implementation=implementation, span=span)
-            return read_by_length(read, x, memory, starts, lengths, padding, longest)
-        x, documents = documents_of(x, starts, lengths, padding)
-        used, *others = (getattr(memory, name) for name in memory.slots())
-        codes = span.codes(self.config, slots + n_tokens, slots, self.content_bias)
-        shared = AttentionPass(
-            codes=self.dropout(codes) if codes.is_floating_point() else codes,
-            mask=span.visible(sum(others, used), n_tokens, slots, slots, documents),
-            implementation=implementation,
-            weights=attention_weights,
-            documents=documents,
-        )
+    def run(self, layer: RelativeLayer, h: Tensor, memory: Any, shared: AttentionPass) -> Any:
+        """``layer`` on ``h [B, T, D]`` and its own memory, see :meth:`Backbone.through`."""
         # Recomputed layers would append their weights to the caller's list again.
-        run = self.through if attention_weights is None else operator.call
-        h, memory, loss, statistics = self.read_layers(self.dropout(x), memory, shared, run)
-        hidden = self.final_norm(h)
-        hidden = hidden if documents is None else documents.put_back(hidden)
-        return BackboneOutput(hidden, memory, loss, statistics)
-
-    def read_layers(
-        self, h: Tensor, memory: M, shared: AttentionPass, run: Callable[..., Any]
-    ) -> tuple[Tensor, M, Tensor, dict[str, Tensor]]:
-        """Take ``h [B, T, D]`` through the layers, each called as ``run(layer, ...)``: what comes out
-        of the last one, the memory after the segment, and the loss and statistics of the output."""
-        raise NotImplementedError
+        call = self.through if shared.weights is None else operator.call
+        return call(layer, h, memory, None, shared)
 
     @torch.no_grad()
     def transferable_weights(self, distances: Tensor) -> TransferableWeights | None:
@@ -196,12 +144,13 @@ class RelativeBackbone(Backbone[M]):
         config, layers = self.config, []
         if config.gating != "none":
             return None
-        for n, layer in enumerate(self.stack()):
-            attention, (u, v) = layer.attention, self.biases(n)
+        for layer in self.stack():
+            attention = layer.attention
+            u, v = attention.content_bias, attention.position_bias
             weights: dict[str, Tensor] = {
                 name.removeprefix("attention."): parameter
                 for name, parameter in layer.named_parameters()
-                if not name.startswith(("attention.position", "compression."))
+                if not name.startswith(("attention.position", "attention.compression."))
             }
             if v is None:
                 there = distances[distances < len(attention.position_keys)]

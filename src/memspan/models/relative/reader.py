@@ -11,8 +11,8 @@ from torch import Tensor
 from memspan.models.in_place import BufferedReader
 from memspan.models.one_token import StepsInC, packed_stack
 from memspan.models.protocol import M
+from memspan.models.relative.attention import RelativeAttention, RelativeLayer, Span
 from memspan.models.relative.backbone import RelativeBackbone
-from memspan.models.relative.self_attention import RelativeLayer, Span
 from memspan.models.segments import Documents, count_after, documents_of
 from memspan.nn import where_in_use
 from memspan.ops.relative import Positions, attend_one, relative_attention
@@ -42,9 +42,7 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
         self._longest = backbone.longest_piece(span, self.n_slots)
         self._layers = list(backbone.stack())
         # Queries, keys and values are one product, with u as the queries' bias.
-        self._projections = [
-            _fused_projection(layer, backbone.biases(n)[0]) for n, layer in enumerate(self._layers)
-        ]
+        self._projections = [_fused_projection(layer.attention) for layer in self._layers]
         # Of all layers, for the distances covered so far: R [L, H, S, K] and (v - u).R + S [L, H, S],
         # nearest first, and both again farthest first, which is the order of the keys.
         self._nearest_first: tuple[Tensor, Tensor]
@@ -52,7 +50,7 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
         self._covered = 0
         self._cover(self.n_slots + 1)
         # The buffers: [L, B, C, D] and [L, B, H, C, K], with C columns. Copies: they are written to.
-        dtype = backbone.content_bias.dtype
+        dtype = backbone.one_weight.dtype
         self._hidden = hidden.detach().to(dtype, copy=True).transpose(0, 1)
         self._keys, self._values = self._keys_and_values(self._hidden)
         # One past the newest column.
@@ -106,7 +104,7 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
         h = x
         for n, layer in enumerate(self._layers):
             self._hidden[n][:, new] = h
-            projected = F.linear(layer.normalise_context(h), *self._projections[n])
+            projected = F.linear(_normalised(layer, h), *self._projections[n])
             q, k, v = layer.attention.heads(projected).chunk(3, 1)
             self._keys[n][:, :, new] = k
             self._values[n][:, :, new] = v
@@ -145,11 +143,11 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
         # Once for all tokens, so in full precision, also under autocast.
         with torch.autocast(self._device.type, enabled=False):
             codes = self._span.codes(
-                backbone.config, n_distances, self.n_slots, backbone.content_bias
+                backbone.config, n_distances, self.n_slots, backbone.one_weight
             )
-            for n, layer in enumerate(self._layers):
+            for layer in self._layers:
                 keys, scores = layer.attention.distances(codes)
-                u, v = backbone.biases(n)
+                u, v = layer.attention.content_bias, layer.attention.position_bias
                 # The projected query contains u: only v - u is left of v.
                 shift = -u if v is None else v - u
                 by_distance = (keys @ shift[:, :, None]).squeeze(-1)
@@ -251,7 +249,7 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
         projected = []
         for layer, slots in zip(self._layers, hidden, strict=True):
             attention = layer.attention
-            context = layer.normalise_context(slots.to(self.backbone.content_bias.dtype))
+            context = _normalised(layer, slots.to(self.backbone.one_weight.dtype))
             parts = attention.key(context), attention.value(context)
             projected.append([attention.heads(part) for part in parts])
         keys, values = (torch.stack(each) for each in zip(*projected, strict=True))
@@ -296,9 +294,15 @@ def _gates(layer: RelativeLayer) -> dict[str, Tensor]:
     }
 
 
-def _fused_projection(layer: RelativeLayer, content_bias: Tensor) -> tuple[Tensor, Tensor]:
+def _normalised(layer: RelativeLayer, context: Tensor) -> Tensor:
+    """The input of the products that make queries, keys and values: with pre-norm, normalised."""
+    norm = layer.input_norm
+    return context if norm is None else norm(context)  # type: ignore[no-any-return]
+
+
+def _fused_projection(attention: RelativeAttention) -> tuple[Tensor, Tensor]:
     """Query, key and value weights as one, with ``u`` as the query's bias."""
-    u, attention = content_bias.flatten(), layer.attention
+    u = attention.content_bias.flatten()
     products = attention.query, attention.key, attention.value
     biases: list[Tensor] = [torch.zeros_like(u) if p.bias is None else p.bias for p in products]
     biases[0] = biases[0] + u

@@ -20,8 +20,7 @@ from memspan.models.initialisation import initialise
 from memspan.models.inputs import check_memory
 from memspan.models.output import BackboneOutput
 from memspan.models.protocol import Backbone, BackboneReader
-from memspan.models.relative.self_attention import newest
-from memspan.models.segments import Padding, count_after, documents_of
+from memspan.models.segments import Padding, count_after, documents_of, newest
 from memspan.models.sizes import refuse_oversized
 from memspan.models.transformer.config import TransformerConfig
 from memspan.nn import FeedForward, attention, dropout_layer, in_use, sinusoids, where_in_use

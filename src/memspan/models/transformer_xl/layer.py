@@ -1,7 +1,17 @@
-"""One layer of Transformer-XL (Dai et al. 2019, arXiv 1901.02860) by itself, and its memory.
+"""One layer of Transformer-XL (Dai et al. 2019, arXiv 1901.02860): its attention, and its memory.
 
-A stack's layers are the same :class:`~memspan.models.relative.self_attention.RelativeLayer`, whose
-biases, position codes and mask the stack has for all of them.
+A layer's memory ``m`` is its last ``M`` inputs. From a segment's inputs ``x`` it computes (sections
+3.2 and 3.3)::
+
+    c = [m ; x]                                           memory, then the segment
+    q, k, v = W_q x, W_k c, W_v c
+    A_ij = ( (q_i + u) . k_j + (q_i + v) . W_R r_(i-j) ) / sqrt(K)
+    y = W_o softmax_j(A) v
+    m' = the last M columns of c
+
+where ``r_d`` is the sinusoid of the distance ``d``, and ``j`` is no later than ``i``. With pre-norm,
+``q``, ``k`` and ``v`` are made of the normalised ``x`` and ``c``. Scores and their options:
+:mod:`memspan.models.relative.attention`.
 """
 
 from __future__ import annotations
@@ -12,7 +22,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from memspan.models.relative.self_attention import AttentionAlone, RelativeLayer, newest
+from memspan.models.relative.attention import AttentionPass, RelativeAttention, RelativeLayer
+from memspan.models.segments import count_after, newest
+from memspan.nn import known, where_in_use
 from memspan.trees import LayerMemory, check_config, check_layer
 
 if TYPE_CHECKING:
@@ -29,7 +41,8 @@ class TransformerXLLayerMemory(LayerMemory):
     """Valid slots per row, int64 ``[B]``, counted from the right."""
 
 
-class TransformerXLAttention(AttentionAlone):
+@known("config", "n_heads", "head_width")
+class TransformerXLAttention(RelativeAttention):
     """Attention over the last inputs and a segment, without a residual or a norm.
 
     Args:
@@ -57,24 +70,37 @@ class TransformerXLAttention(AttentionAlone):
         memory: TransformerXLLayerMemory | None = None,
         implementation: str | None = None,
         norm: nn.Module | None = None,
+        shared: AttentionPass | None = None,
     ) -> tuple[Tensor, TransformerXLLayerMemory]:
         """Read ``x [B, T, D]`` after ``memory`` (None: nothing was read), which is not changed: the
         output ``[B, T, D]``, and the memory after the segment.
 
-        ``implementation``: see :func:`memspan.ops.relative_attention`. ``norm``: applied to ``x`` and
-        to memory, which holds ``x`` as it is (None: nothing).
+        Args:
+            implementation: see :func:`memspan.ops.relative_attention`.
+            norm: applied to ``x`` and to memory, which holds ``x`` as it is (None: nothing).
+            shared: from a stack, which has checked ``x`` and ``memory``; it names the implementation.
 
         Raises:
             MemspanError: shapes, types or devices do not go together; a learned position table is too
                 short.
         """
-        memory = check_layer(self, x, self.config.d_model, memory)
-        old, length = memory.hidden.to(x.dtype), memory.length
-        y, _ = self.read(x, old, length, norm, implementation)
-        length = (length + x.shape[1]).clamp(max=old.shape[1])
-        return y, TransformerXLLayerMemory(newest(old, x), length)
+        if memory is None or shared is None:
+            memory = check_layer(self, x, self.config.d_model, memory)
+        n_tokens, slots = x.shape[1], memory.hidden.shape[1]
+        if shared is None:
+            shared = self.pass_alone(n_tokens, slots, memory.length, implementation)
+        old = memory.hidden.to(x.dtype)
+        q, k, v = self.project(x, old, norm)
+        y = self.attend(q, k, v, shared)
+        hidden = newest(old, x, shared.documents)
+        length = count_after(memory.length, n_tokens, shared.documents).clamp(max=slots)
+        if shared.documents is not None:
+            # An earlier document is forgotten.
+            hidden = where_in_use(hidden, length)
+        return y, TransformerXLLayerMemory(hidden, length)
 
 
+@known("pre")
 class TransformerXLLayer(RelativeLayer):
     """Attention and feed-forward sub-layers, each with its norm and its residual sum or gate.
 
@@ -84,22 +110,22 @@ class TransformerXLLayer(RelativeLayer):
     """
 
     attention: TransformerXLAttention
-    attention_type = TransformerXLAttention
 
     def __init__(self, config: TransformerXLConfig) -> None:
         check_config(self, config, "TransformerXLConfig")
-        super().__init__(config, config.norm_epsilon)
+        super().__init__(config, TransformerXLAttention(config), config.norm_epsilon)
 
     def initial_memory(self, batch_size: int) -> TransformerXLLayerMemory:
         """A memory before the first token, of ``config.memory_length`` slots."""
         return self.attention.initial_memory(batch_size)
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         x: Tensor,
         memory: TransformerXLLayerMemory | None = None,
         implementation: str | None = None,
+        shared: AttentionPass | None = None,
     ) -> tuple[Tensor, TransformerXLLayerMemory]:
         """Read a segment: see :meth:`TransformerXLAttention.forward`."""
-        attended, memory = self.attention(x, memory, implementation, self.input_norm)
-        return self.residual(x, attended), memory
+        y, memory = self.attention(x, memory, implementation, self.input_norm, shared)
+        return self.residual(x, y), memory

@@ -1,26 +1,30 @@
-"""Transformer-XL (Dai et al. 2019, arXiv 1901.02860): its memory, its layer and its stack.
+"""Transformer-XL (Dai et al. 2019, arXiv 1901.02860): the stack of its layers, and the memory of all.
 
 Layer ``n`` attends to ``[memory_n ; h_n]``, where ``memory_n`` holds that layer's last ``M`` inputs.
-Options: :class:`~memspan.models.TransformerXLConfig`.
+One layer is in :mod:`memspan.models.transformer_xl.layer`. Options:
+:class:`~memspan.models.TransformerXLConfig`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from memspan.memory import Memory
+from memspan.models.output import BackboneOutput
 from memspan.models.packing import schema_of
 from memspan.models.protocol import AttentionWeights
+from memspan.models.relative.attention import AttentionPass, Span
 from memspan.models.relative.backbone import PARTS, RelativeBackbone
-from memspan.models.relative.self_attention import AttentionPass, RelativeLayer, Span, newest
-from memspan.models.segments import count_after
+from memspan.models.segments import Padding, count_after, documents_of, read_by_length
 from memspan.models.transformer_xl.config import TransformerXLConfig
-from memspan.nn import known, where_in_use
+from memspan.models.transformer_xl.layer import TransformerXLLayer, TransformerXLLayerMemory
+from memspan.nn import known
 from memspan.trees import check_config
 
 LONGEST_PIECE = 512
@@ -39,6 +43,10 @@ class TransformerXLMemory(Memory):
     def slots(self) -> dict[str, int]:
         return {"length": self.hidden.shape[2]}
 
+    def layers(self) -> list[TransformerXLLayerMemory]:
+        """The memory of each layer, first to last."""
+        return [TransformerXLLayerMemory(own, self.length) for own in self.hidden.unbind(1)]
+
 
 @known("config")
 class TransformerXL(RelativeBackbone[TransformerXLMemory]):
@@ -56,10 +64,13 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
 
     def __init__(self, config: TransformerXLConfig) -> None:
         check_config(self, config, "TransformerXLConfig")
-        epsilon = config.norm_epsilon
-        layers = (RelativeLayer(config, epsilon) for _ in range(config.n_layers))
-        super().__init__(config, layers, epsilon)
+        layers = (TransformerXLLayer(config) for _ in range(config.n_layers))
+        super().__init__(config, layers, config.norm_epsilon)
         self.schema = schema_of(self, PARTS)
+
+    def stack(self) -> Iterator[TransformerXLLayer]:
+        """The layers, first to last."""
+        return iter(self.layers)  # type: ignore[arg-type]
 
     def row_sizes(self) -> Mapping[str, tuple[int | None, ...]]:
         """See :meth:`Backbone.row_sizes`: any number of slots."""
@@ -90,7 +101,7 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
         slots = self.config.memory_length if memory_length is None else memory_length
         self.span().check_slots(slots)
         start = self.config.start if start is None else start
-        weight = self.content_bias
+        weight = self.one_weight
         counts = torch.zeros(batch_size, dtype=torch.long, device=weight.device)
         return TransformerXLMemory(
             tokens_seen=counts,
@@ -98,27 +109,65 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
             length=counts + slots * (start == "zeros"),
         )
 
-    def read_layers(
+    def forward(
         self,
-        h: Tensor,
-        memory: TransformerXLMemory,
-        shared: AttentionPass,
-        run: Callable[..., Any],
-    ) -> tuple[Tensor, TransformerXLMemory, Tensor, dict[str, Tensor]]:
-        recent, documents = [], shared.documents
-        for n, layer in enumerate(self.stack()):
-            old = memory.hidden[:, n].to(h.dtype)
-            recent.append(newest(old, h, documents))
-            h = run(layer, h, old, shared, self.biases(n))
-        hidden, n_tokens = torch.stack(recent, 1), h.shape[1]
-        length = count_after(memory.length, n_tokens, documents).clamp(max=hidden.shape[2])
-        after = TransformerXLMemory(
-            tokens_seen=count_after(memory.tokens_seen, n_tokens, documents),
-            # What an earlier document left is forgotten.
-            hidden=hidden if documents is None else where_in_use(hidden, length),
-            length=length,
+        x: Tensor,
+        memory: TransformerXLMemory | None = None,
+        *,
+        starts: Tensor | None = None,
+        lengths: Tensor | None = None,
+        padding: Padding = "right",
+        implementation: str | None = None,
+        attention_weights: list[Tensor] | None = None,
+        span: Span | None = None,
+    ) -> BackboneOutput[TransformerXLMemory]:
+        """Read a segment, see :meth:`memspan.models.Backbone.forward`.
+
+        Args:
+            implementation: of :func:`memspan.ops.relative.relative_attention`.
+            attention_weights: a list that receives each layer's weights, ``[B, H, T, N + T]`` over the
+                ``N`` slots of memory, of which a row's valid ones stand right-most, and the segment;
+                before dropout and without gradient, for inspection. Left padding counts as right
+                padding in it.
+            span: the keys and distances that are told apart (None: as configured).
+
+        Raises:
+            MemspanError: no such implementation; a learned position table is too short.
+        """
+        memory = self.initial_memory(x.shape[0]) if memory is None else memory
+        span = self.span() if span is None else span
+        slots, n_tokens = memory.hidden.shape[2], x.shape[1]
+        longest = self.longest_piece(span, slots)
+        # Not in compiled graphs, whose sizes may be free, nor where dropout draws for a whole segment.
+        if (
+            longest is not None
+            and not torch.compiler.is_compiling()
+            and n_tokens > longest
+            and attention_weights is None
+            and not (self.training and (self.config.dropout or self.config.attention_dropout))
+        ):
+            read = partial(self.forward, implementation=implementation, span=span)
+            return read_by_length(read, x, memory, starts, lengths, padding, longest)
+        x, documents = documents_of(x, starts, lengths, padding)
+        shared = AttentionPass(
+            codes=self.codes(span, slots, n_tokens),
+            mask=span.visible(memory.length, n_tokens, slots, slots, documents),
+            implementation=implementation,
+            weights=attention_weights,
+            documents=documents,
         )
-        return h, after, h.new_zeros(()), {}
+        h, after = self.dropout(x), []
+        for layer, before in zip(self.stack(), memory.layers(), strict=True):
+            h, own = self.run(layer, h, before, shared)
+            after.append(own)
+        hidden = self.final_norm(h)
+        hidden = hidden if documents is None else documents.put_back(hidden)
+        memory = TransformerXLMemory(
+            tokens_seen=count_after(memory.tokens_seen, n_tokens, documents),
+            hidden=torch.stack([own.hidden for own in after], 1),
+            length=after[-1].length,
+        )
+        return BackboneOutput(hidden, memory, h.new_zeros(()))
 
     @torch.no_grad()
     def attention_weights(self, x: Tensor, memory: TransformerXLMemory) -> AttentionWeights:

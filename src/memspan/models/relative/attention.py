@@ -1,7 +1,12 @@
-"""What layers with a memory of hidden states share: Transformer-XL's and the Compressive Transformer's.
+"""Relative attention (Dai et al. 2019, arXiv 1901.02860, section 3.3) over a memory and a segment.
 
-Multi-head self-attention over a memory and a segment with relative positions, around
-:func:`memspan.ops.relative.relative_attention`, and the layer around it.
+A query ``i`` and a key ``j`` of memory or segment, ``i - j`` tokens apart, have the score ::
+
+    A_ij = ( (q_i + u) . k_j + (q_i + v) . R_(i-j) ) / sqrt(K)
+
+where ``R`` is a projected sinusoid of the distance, and ``u`` and ``v`` are biases. Transformer-XL and
+the Compressive Transformer attend in this way; each has a memory of its own. The operation itself is
+:func:`memspan.ops.relative.relative_attention`.
 """
 
 from __future__ import annotations
@@ -10,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memspan.errors import MemspanError
@@ -89,13 +95,13 @@ class Span:
 
 @dataclass(frozen=True)
 class AttentionPass:
-    """What the attention of all layers shares in one pass."""
+    """One pass, as the attention of all layers shares it."""
 
     codes: Tensor
     """Codes of the distances, see :meth:`Span.codes`."""
     mask: Tensor
     """Bool ``[B, T, S]``."""
-    implementation: str | None
+    implementation: str | None = None
     """See :func:`relative_attention`."""
     weights: list[Tensor] | None = None
     """A list that receives each layer's attention weights ``[B, H, T, S]`` (None: not wanted)."""
@@ -103,15 +109,17 @@ class AttentionPass:
     """Those of the segment."""
 
 
-@known("n_heads", "head_width")
-class RelativeSelfAttention(nn.Module):
-    """Queries from the segment, keys and values from memory and segment (Dai et al. 2019, section 3.3).
+class RelativeAttention(nn.Module):
+    """Queries, keys and values, position codes, and the biases ``u`` and ``v``; no memory of its own.
 
-    The biases ``u`` and ``v`` belong to the stack, which may share them over its layers.
+    ``content_bias`` is ``u``, ``[H, K]``; ``position_bias`` is ``v``, only with sinusoidal positions.
+    Learned positions have a table ``position_keys [P, H, K]`` in place of ``R``, and scores of their
+    own, ``position_scores [P, H]``.
     """
 
     def __init__(self, config: RelativeConfig) -> None:
         super().__init__()
+        self.config = config
         self.n_heads, self.head_width = config.n_heads, config.head_width
         self.dropout = config.attention_dropout
         d_model, inner, bias = config.d_model, self.n_heads * self.head_width, config.attention_bias
@@ -119,8 +127,12 @@ class RelativeSelfAttention(nn.Module):
         self.key = nn.Linear(d_model, inner, bias=False)
         self.value = nn.Linear(d_model, inner, bias=bias)
         self.output = nn.Linear(inner, d_model, bias=bias)
+        heads = (self.n_heads, self.head_width)
+        self.content_bias = nn.Parameter(torch.zeros(heads))
+        self.position_bias: nn.Parameter | None = None
         rows = config.max_distance
         if config.positions == "sinusoidal":
+            self.position_bias = nn.Parameter(torch.zeros(heads))
             self.position = nn.Linear(d_model, inner, bias=False)
         elif rows is None:
             raise MemspanError(
@@ -128,7 +140,7 @@ class RelativeSelfAttention(nn.Module):
                 "use, memory and segment together"
             )
         else:
-            self.position_keys = nn.Parameter(torch.zeros(rows, self.n_heads, self.head_width))
+            self.position_keys = nn.Parameter(torch.zeros(rows, *heads))
             self.position_scores = nn.Parameter(torch.zeros(rows, self.n_heads))
 
     def heads(self, x: Tensor) -> Tensor:
@@ -145,11 +157,28 @@ class RelativeSelfAttention(nn.Module):
             return keys.transpose(0, 1), None
         return self.position_keys[codes].transpose(0, 1), self.position_scores[codes].t()
 
-    def project(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries of ``x [B, T, D]``, keys and values of ``memory [B, M, D]`` and ``x``, per head.
+    def pass_alone(
+        self, n_tokens: int, slots: int, used: Tensor, implementation: str | None
+    ) -> AttentionPass:
+        """The pass of a layer that is not in a stack: over ``slots`` of memory, of which a row uses the
+        right-most ``used [B]``, and ``n_tokens`` of a segment."""
+        config = self.config
+        span = Span(config.attention_span, config.clamp_length)
+        codes = span.codes(config, slots + n_tokens, slots, self.content_bias)
+        if codes.is_floating_point():
+            codes = F.dropout(codes, config.dropout, self.training)
+        return AttentionPass(codes, span.visible(used, n_tokens, slots, slots), implementation)
+
+    def project(
+        self, x: Tensor, memory: Tensor, norm: nn.Module | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries of ``x [B, T, D]``, keys and values of ``memory [B, M, D]`` and ``x``, per head, all
+        after ``norm`` (None: as they are).
 
         The two are projected apart: no gradient is computed for a memory that is detached.
         """
+        if norm is not None:
+            x, memory = norm(x), norm(memory)
         keys = torch.cat([self.key(memory), self.key(x)], 1)
         values = torch.cat([self.value(memory), self.value(x)], 1)
         return self.heads(self.query(x)), self.heads(keys), self.heads(values)
@@ -160,20 +189,18 @@ class RelativeSelfAttention(nn.Module):
         k: Tensor,
         v: Tensor,
         shared: AttentionPass,
-        biases: tuple[Tensor, Tensor | None],
         received: Tensor | None = None,
     ) -> Tensor:
-        """The sub-layer's output ``[B, T, D]`` from what :meth:`project` returned.
+        """The sub-layer's output ``[B, T, D]`` from the results of :meth:`project`.
 
         Args:
             q: queries ``[B, H, T, K]``.
             k: keys ``[B, H, S, K]`` of memory and segment; ``v`` likewise.
-            shared: what all layers share in this pass.
-            biases: ``u`` and ``v``, ``[H, K]`` each; ``v`` only with sinusoidal positions.
+            shared: position codes and mask of this pass.
             received: ``[B, S]``; the attention that each key receives is added to it.
         """
         keys, scores = self.distances(shared.codes)
-        positions = Positions(keys, scores, *biases)
+        positions = Positions(keys, scores, self.content_bias, self.position_bias)
         if shared.weights is not None:
             # Without a graph, which would live as long as the caller's list.
             with torch.no_grad():
@@ -188,20 +215,7 @@ class RelativeSelfAttention(nn.Module):
             implementation=shared.implementation,
             received=received,
         )
-        return self.output(attended.transpose(1, 2).flatten(2))
-
-
-def newest(old: Tensor, x: Tensor, documents: Documents | None = None) -> Tensor:
-    """The last ``M`` columns of ``old [B, M, D]`` and ``x [B, T, D]``, before each row's padding.
-
-    Columns that are not among them are not copied: a pass keeps those of all layers until its end.
-    """
-    slots, n_tokens = old.shape[1], x.shape[1]
-    if documents is not None:
-        return documents.newest(torch.cat([old, x], 1), slots)
-    if n_tokens < slots:
-        return torch.cat([old[:, n_tokens:], x], 1)
-    return x[:, n_tokens - slots :]
+        return self.output(attended.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
 @known()
@@ -231,16 +245,17 @@ class GRUGate(nn.Module):
         return x + z * ((candidate + self.of_reset_stream(r * x)).tanh() - x)  # type: ignore[no-any-return]
 
 
-@known("pre")
 class RelativeLayer(nn.Module):
     """Attention and feed-forward sub-layers, each with its norm and its residual sum or gate."""
 
-    attention_type: type[RelativeSelfAttention] = RelativeSelfAttention
+    attention: RelativeAttention
 
-    def __init__(self, config: RelativeConfig, epsilon: float = 1e-5) -> None:
+    def __init__(
+        self, config: RelativeConfig, attention: RelativeAttention, epsilon: float = 1e-5
+    ) -> None:
         super().__init__()
         self.pre = config.normalisation == "pre"
-        self.attention = self.attention_type(config)
+        self.attention = attention
         self.feed_forward = FeedForward(
             config.d_model, config.d_ff, config.activation, config.dropout
         )
@@ -253,29 +268,10 @@ class RelativeLayer(nn.Module):
             self.attention_gate = GRUGate(config.d_model)
             self.feed_forward_gate = GRUGate(config.d_model)
 
-    def forward(
-        self,
-        x: Tensor,
-        memory: Tensor,
-        shared: AttentionPass,
-        biases: tuple[Tensor, Tensor | None],
-    ) -> Tensor:
-        """Read ``x [B, T, D]`` after this layer's ``memory [B, M, D]``."""
-        attended = self.attention.attend(*self.project(x, memory), shared, biases)
-        return self.residual(x, attended)
-
     @property
     def input_norm(self) -> nn.Module | None:
-        """What ``x`` and memory pass before they are projected: the norm of pre-norm layers."""
+        """The norm before queries, keys and values, of ``x`` and memory: that of pre-norm layers."""
         return self.attention_norm if self.pre else None
-
-    def normalise_context(self, context: Tensor) -> Tensor:
-        """What keys and values are computed from: with pre-norm, the normalised context."""
-        return self.attention_norm(context) if self.pre else context
-
-    def project(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries of ``x``, keys and values of ``memory`` and ``x``, per head."""
-        return self.attention.project(self.normalise_context(x), self.normalise_context(memory))
 
     def residual(self, x: Tensor, attended: Tensor) -> Tensor:
         """The rest of the layer: residual sums or gates, norms and feed-forward, ``[B, T, D]``."""
@@ -284,45 +280,8 @@ class RelativeLayer(nn.Module):
             fed = self.feed_forward(self.feed_forward_norm(x))
             return self._joined(x, fed, self.feed_forward_gate)
         x = self.attention_norm(x + self.dropout(attended))
-        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
+        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))  # type: ignore[no-any-return]
 
     def _joined(self, x: Tensor, branch: Tensor, gate: nn.Module | None) -> Tensor:
         branch = self.dropout(branch)
         return x + branch if gate is None else gate(x, branch)
-
-
-class AttentionAlone(RelativeSelfAttention):
-    """Attention with what otherwise a stack gives it: the biases ``u`` and ``v``, codes and a mask."""
-
-    def __init__(self, config: RelativeConfig) -> None:
-        super().__init__(config)
-        self.config = config
-        heads = (self.n_heads, self.head_width)
-        self.content_bias = nn.Parameter(torch.zeros(heads))
-        sinusoidal = config.positions == "sinusoidal"
-        self.position_bias = nn.Parameter(torch.zeros(heads)) if sinusoidal else None
-        self.code_dropout = dropout_layer(config.dropout)
-
-    def read(
-        self,
-        x: Tensor,
-        old: Tensor,
-        used: Tensor,
-        norm: nn.Module | None,
-        implementation: str | None,
-        received: Tensor | None = None,
-    ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """Attend from ``x [B, T, D]`` to the right-most ``used [B]`` of ``old [B, N, D]`` and to ``x``,
-        both after ``norm``.
-
-        Returns the output ``[B, T, D]``, and the queries, keys and values of :meth:`project`.
-        """
-        (n_tokens, slots), config = (x.shape[1], old.shape[1]), self.config
-        span = Span(config.attention_span, config.clamp_length)
-        codes = span.codes(config, slots + n_tokens, slots, self.content_bias)
-        codes = self.code_dropout(codes) if codes.is_floating_point() else codes
-        mask = span.visible(used, n_tokens, slots, slots)
-        shared = AttentionPass(codes, mask, implementation)
-        projected = self.project(*(t if norm is None else norm(t) for t in (x, old)))
-        biases = self.content_bias, self.position_bias
-        return self.attend(*projected, shared, biases, received), projected
