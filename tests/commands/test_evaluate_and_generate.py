@@ -63,7 +63,8 @@ def by_hand(ids: Sequence[int], before: int = 0, memory: str | None = None) -> t
     """The losses of tokens after ``before``, read in one call with a fixed span."""
     model = memspan.load("run", "cpu").model
     start = model.initial_memory(1) if memory is None else model.load_memory(memory)
-    reader, targets = model.reader(start, attention_span="fixed"), torch.tensor([[*ids]])
+    reader = model.reader(start, attention_span="fixed")
+    targets = torch.tensor([[*ids]])
     return reader.read(torch.tensor([[before, *ids[:-1]]]), targets=targets)[0]
 
 
@@ -71,7 +72,8 @@ def test_a_text_is_scored_on_top_of_a_memory(run: Path, capsys: pytest.CaptureFi
     Path("p").write_bytes(TEXT[100:300])
     cli.main(["generate", "run", "--prompt-file", "p", "--tokens", "0", "--save-memory", "m"])
     how = ["--corpus", "text.txt", "--tokens", "8", "--device", "cpu", "--attention-span", "fixed"]
-    without, found = scored(capsys, *how), scored(capsys, *how, "--memory", "m")
+    without = scored(capsys, *how)
+    found = scored(capsys, *how, "--memory", "m")
     assert (without["tokens_before"], found["tokens_before"]) == (0, 200)
     losses = by_hand(TEXT[len(TEXT) * 90 // 100 :][:8], memory="m")
     assert found["nats"] == pytest.approx(losses.sum().item(), abs=1e-5)

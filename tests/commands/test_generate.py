@@ -204,7 +204,8 @@ def test_a_sample_ends_at_the_first_stop_string(pieces: list[str], stops: list[s
 
 def test_memory_covers_what_was_written_and_no_more() -> None:
     """Of a sample that a string has stopped, while the other goes on."""
-    run, how = tiny("feedback"), {"tokens": 12, "sampling": GREEDY}
+    run = tiny("feedback")
+    how = {"tokens": 12, "sampling": GREEDY}
     full = generate(run, ["x", "yy"], **how)
     stop = full.texts[1][4:6]
     assert stop not in full.texts[0]

@@ -145,7 +145,8 @@ def test_a_picture_shows_names_as_they_are_and_may_fail(
 ) -> None:
     figure = pytest.importorskip("matplotlib.figure").Figure
     drawn: set[str] = set()
-    savefig, name = figure.savefig, "cost $x^$"
+    savefig = figure.savefig
+    name = "cost $x^$"
 
     def fail(self: Any, *arguments: Any, **options: Any) -> None:
         savefig(self, *arguments, **options)

@@ -54,7 +54,8 @@ def test_train_writes_a_run_and_reports(
 
 def typed(line: str) -> list[str]:
     """The arguments of a command that was said."""
-    words, program = shlex.split(line), shlex.split(command())
+    words = shlex.split(line)
+    program = shlex.split(command())
     assert words[: len(program)] == program
     return words[len(program) :]
 

@@ -48,7 +48,8 @@ def theirs(monkeypatch: pytest.MonkeyPatch) -> Make:
 def model_object(path: Path, theirs: Make) -> nn.Module:
     """A ``MemTransformerLM`` with the recorded options and tensors; those that are tied are one."""
     g = Golden(path, torch.float32)
-    c, made = g.config, {}
+    c = g.config
+    made = {}
     leaves = g.leaves() | {"pos_emb.inv_freq": g["f32.buf.pos_emb.inv_freq"]}
     kinds = {
         "word_emb": "mem_transformer.AdaptiveEmbedding",
@@ -68,7 +69,8 @@ def model_object(path: Path, theirs: Make) -> nn.Module:
     kept = ("n_token", "d_embed", "d_model", "n_head", "d_head", "n_layer", "tgt_len", "mem_len")
     for name in (*kept, "ext_len", "attn_type", "same_length", "clamp_len"):
         setattr(model, name, c[name])
-    model.word_emb.cutoffs, model.word_emb.div_val = c["cutoffs"] + [c["n_token"]], c["div_val"]
+    model.word_emb.cutoffs = c["cutoffs"] + [c["n_token"]]
+    model.word_emb.div_val = c["div_val"]
     for layer in model.layers:
         layer.dec_attn.pre_lnorm = c["pre_lnorm"]
     model.add_module("drop", nn.Dropout(0.1))
@@ -81,7 +83,8 @@ def model_object(path: Path, theirs: Make) -> nn.Module:
 def test_recorded_models(
     path: Path, form: str, tmp_path: Path, theirs: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    g, source = Golden(path), tmp_path / "source"
+    g = Golden(path)
+    source = tmp_path / "source"
     source.mkdir()
     zipped = form != "old object"
     vocab = theirs("utils.vocabulary.Vocab", **vocabulary(g.config["n_token"]))
@@ -142,7 +145,8 @@ def test_data_sets_of_characters(
 @pytest.mark.golden
 @pytest.mark.parametrize("path", parameters("kimi_xl")[:1])
 def test_mistakes(path: Path, tmp_path: Path, theirs: Make) -> None:
-    g, file = Golden(path), tmp_path / "model.pt"
+    g = Golden(path)
+    file = tmp_path / "model.pt"
 
     def refused(value: Any, line: str) -> None:
         torch.save(value, file)

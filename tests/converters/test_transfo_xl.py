@@ -38,7 +38,8 @@ def test_recorded_models(path: Path, tmp_path: Path) -> None:
     """Those whose outputs are compared in ``test_golden_transformer_xl.py``: from a folder made of
     the recorded tensors, and from the genuine one where that was kept."""
     expected, _ = model_of(Golden(path, torch.float32), tmp_path / "made")
-    sources, genuine = [tmp_path / "made"], path.parent / f"pretrained_{path.stem}"
+    sources = [tmp_path / "made"]
+    genuine = path.parent / f"pretrained_{path.stem}"
     if genuine.is_dir():
         sources += [shutil.copytree(genuine, tmp_path / name) for name in ("bin", "safe")]
         (sources[1] / "model.safetensors").unlink()

@@ -39,14 +39,19 @@ def embed(c: dict[str, Any], t: Tensors, token: int) -> Tensor:
 
 
 def norm(c: dict[str, Any], t: Tensors, name: str, x: Tensor) -> Tensor:
-    weight, bias = t[f"{name}.layer_norm.weight"], t[f"{name}.layer_norm.bias"]
+    weight = t[f"{name}.layer_norm.weight"]
+    bias = t[f"{name}.layer_norm.bias"]
     return F.layer_norm(x, weight.shape, weight, bias, c["layer_norm_epsilon"])
 
 
 def layer(c: dict[str, Any], t: Tensors, name: str, before: Tensor, h: Tensor) -> Tensor:
-    pre, attention, forward = c["pre_lnorm"], f"{name}.dec_attn", f"{name}.pos_ff"
-    first, second = f"{forward}.CoreNet.0", f"{forward}.CoreNet.3"
-    slots, attended = torch.cat([before, h]), []
+    pre = c["pre_lnorm"]
+    attention = f"{name}.dec_attn"
+    forward = f"{name}.pos_ff"
+    first = f"{forward}.CoreNet.0"
+    second = f"{forward}.CoreNet.3"
+    slots = torch.cat([before, h])
+    attended = []
     slots = norm(c, t, attention, slots) if pre else slots
     for end in range(len(before) + 1, len(slots) + 1):
         begin = max(0, end - c["mem_len"]) if c["same_length"] else 0
@@ -61,7 +66,8 @@ def layer(c: dict[str, Any], t: Tensors, name: str, before: Tensor, h: Tensor) -
 
 def attend(c: dict[str, Any], t: Tensors, name: str, slots: Tensor) -> Tensor:
     """What the last of ``slots [S, D]`` attends to in all of them."""
-    shape, d = (-1, c["n_head"], c["d_head"]), c["d_model"]
+    shape = (-1, c["n_head"], c["d_head"])
+    d = c["d_model"]
     distances = torch.arange(len(slots)).flip(0).double()
     if c["clamp_len"] > 0:
         distances = distances.clamp(max=c["clamp_len"])
@@ -69,7 +75,8 @@ def attend(c: dict[str, Any], t: Tensors, name: str, slots: Tensor) -> Tensor:
     code = torch.cat([angles.sin(), angles.cos()], 1)
     q, k, v = ((slots @ w.T).view(shape) for w in t[f"{name}.qkv_net.weight"].chunk(3))
     r = (code @ t[f"{name}.r_net.weight"].T).view(shape)
-    content, position = q[-1] + t[f"{name}.r_w_bias"], q[-1] + t[f"{name}.r_r_bias"]
+    content = q[-1] + t[f"{name}.r_w_bias"]
+    position = q[-1] + t[f"{name}.r_r_bias"]
     scores = ((content * k).sum(2) + (position * r).sum(2)) / math.sqrt(c["d_head"])
     return t[f"{name}.o_net.weight"] @ (scores.softmax(0)[:, :, None] * v).sum(0).flatten()
 
@@ -80,10 +87,12 @@ def head(c: dict[str, Any], t: Tensors, x: Tensor) -> Tensor:
     def scores(i: int) -> Tensor:
         hidden = x @ t[f"crit.out_projs.{i}"] if f"crit.out_projs.{i}" in t else x
         if c["div_val"] > 1:
-            weight, bias = t[f"crit.out_layers.{i}.weight"], t[f"crit.out_layers.{i}.bias"]
+            weight = t[f"crit.out_layers.{i}.weight"]
+            bias = t[f"crit.out_layers.{i}.bias"]
         else:
             rows = slice(edges[i], edges[i + 1])
-            weight, bias = t["crit.out_layers.0.weight"][rows], t["crit.out_layers.0.bias"][rows]
+            weight = t["crit.out_layers.0.weight"][rows]
+            bias = t["crit.out_layers.0.bias"][rows]
         if i == 0 and c["cutoffs"]:
             weight = torch.cat([weight, t["crit.cluster_weight"]])
             bias = torch.cat([bias, t["crit.cluster_bias"]])

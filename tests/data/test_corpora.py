@@ -83,7 +83,8 @@ def test_every_named_corpus_has_a_row(tmp_path: Path) -> None:
     assert list(rows) == list(CORPORA)
     assert rows["python-stdlib"]["state"] == "no download needed"
     assert rows["tiny-shakespeare"]["splits"] == ("train", "validation")
-    path, url = tmp_path / "cache/downloads/enwik8.zip", named.ENWIK8.url
+    path = tmp_path / "cache/downloads/enwik8.zip"
+    url = named.ENWIK8.url
     assert rows["enwik8"]["state"] == f"downloaded on first use, or put {url} at {path}"
     path.parent.mkdir(parents=True)
     path.write_bytes(b"")
@@ -93,7 +94,8 @@ def test_every_named_corpus_has_a_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["tiny-shakespeare", "wikitext-103"])
 def test_a_named_corpus_has_its_official_splits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if their files were downloaded."""
-    parts, zipped = (b"ab" * 90, b"cd" * 10, b"e"), io.BytesIO()
+    parts = (b"ab" * 90, b"cd" * 10, b"e")
+    zipped = io.BytesIO()
     with zipfile.ZipFile(zipped, "w") as archive:
         for part, content in zip(("train", "valid", "test"), parts, strict=True):
             archive.writestr(f"wikitext-103/wiki.{part}.tokens", content)

@@ -41,7 +41,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
-        manner, wanted = self.server.manner, self.headers.get("Range")
+        manner = self.server.manner
+        wanted = self.headers.get("Range")
         self.server.ranges.append(wanted)
         if manner == "nonsense":
             self.wfile.write(b"\x1b[31mNON\x07SENSE\r\n\r\n")

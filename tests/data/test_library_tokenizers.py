@@ -71,7 +71,8 @@ def _llama_2() -> tokenizers.Tokenizer:
 
 def _unigram() -> tokenizers.Tokenizer:
     made = tokenizers.Tokenizer(models.Unigram())
-    made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    made.decoder = decoders.Metaspace()
     return _trained(made, trainers.UnigramTrainer, 60, "<unk>", unk_token="<unk>")
 
 
@@ -166,7 +167,8 @@ def test_what_is_not_restored_has_no_bits_per_byte(caplog: pytest.LogCaptureFixt
 
 
 def test_what_is_no_tokenizer_is_refused() -> None:
-    path, whole = Path("own.json"), json.loads(_gpt_2().to_str())
+    path = Path("own.json")
+    whole = json.loads(_gpt_2().to_str())
     model = whole["model"]
     gap = {**model, "vocab": dict(list(model["vocab"].items())[:-1])}
     few = models.Unigram([("a", -1.0), ("b", -1.5), (SPACE, -2.0)])
@@ -293,7 +295,8 @@ def test_exotic_tokenizers_give_pieces_the_tokens_of_the_whole(
             setattr(made, name, part)
     options = {"unk_token": "<unk>"} if model is models.Unigram else {}
     _trained(made, TRAINERS.get(model, trainers.WordPieceTrainer), 100, "<unk>", **options)
-    tokenizer, text = read_tokenizer(Path("own.json")), TEXT.encode()
+    tokenizer = read_tokenizer(Path("own.json"))
+    text = TEXT.encode()
     for size in (53, 997):
         pieces = list(tokenizer.encoded(text[n : n + size] for n in range(0, len(text), size)))
         assert b"".join(piece for piece, _ in pieces) == text

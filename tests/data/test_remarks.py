@@ -110,7 +110,8 @@ def test_remarks_name_the_file(content: bytes, says: str) -> None:
 
 @pytest.mark.parametrize("folder", [False, True])
 def test_a_path_hidden_by_a_named_corpus_is_reported(folder: bool) -> None:
-    name, path = "two-plays", Path("two-plays/a.txt" if folder else "two-plays")
+    name = "two-plays"
+    path = Path("two-plays/a.txt" if folder else "two-plays")
     assert load_corpus(name).remarks == ()
     path.parent.mkdir(exist_ok=True)
     path.write_text("plain " * 40)

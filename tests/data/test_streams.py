@@ -48,7 +48,8 @@ def test_rows_are_read_side_by_side_and_again(
     n: int, rows: int, length: int, starts: list[int] | None
 ) -> None:
     """Without documents, the first token is only an input."""
-    text, skipped = np.arange(100, 100 + n, dtype=np.uint8), int(starts is None)
+    text = np.arange(100, 100 + n, dtype=np.uint8)
+    skipped = int(starts is None)
     of_row = (n - skipped) // rows
     if of_row < length:
         with pytest.raises(MemspanError, match="too few"):
@@ -73,7 +74,8 @@ def test_rows_are_read_side_by_side_and_again(
 def test_every_token_is_scored_once(
     n: int, rows: int, length: int, starts: list[int] | None
 ) -> None:
-    text, begins = np.arange(100, 100 + n), None if starts is None else np.array(starts)
+    text = np.arange(100, 100 + n)
+    begins = None if starts is None else np.array(starts)
     if not (1 <= rows <= n and 1 <= length <= n):
         with pytest.raises(MemspanError, match="lower" if rows and length else "at least 1"):
             list(evaluation_segments(text, rows, length, begins))
@@ -88,7 +90,8 @@ def test_every_token_is_scored_once(
 @given(st.integers(0, 40), st.integers(1, 40))
 @example(20, 5)
 def test_a_resumed_stream_is_the_uninterrupted_one(steps: int, more: int) -> None:
-    whole, first = Streams(TEXT, 3, 7, STARTS), Streams(TEXT, 3, 7, STARTS)
+    whole = Streams(TEXT, 3, 7, STARTS)
+    first = Streams(TEXT, 3, 7, STARTS)
     for _ in range(steps):
         whole.next()
         first.next()

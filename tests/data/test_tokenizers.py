@@ -32,7 +32,8 @@ OF_TEXT = [kind for kind in TOKENIZERS if kind != "ids"]
 def test_a_text_is_prepared_encoded_and_decoded(kind: str, own_folders: Path) -> None:
     Path("t.txt").write_text(TEXT)
     prepared = prepare("t.txt", kind, 300 if kind == "subwords" else None)
-    tokenizer, text = prepared.tokenizer, TEXT.encode()
+    tokenizer = prepared.tokenizer
+    text = TEXT.encode()
     assert sum(split.n_bytes for split in prepared.splits.values()) == len(text)
     train = prepared.splits["train"]
     begun = tokenizer.decode(train.tokens)

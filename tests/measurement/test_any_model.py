@@ -70,7 +70,8 @@ def test_the_last_window_is_read_anew() -> None:
 
 def test_few_rows_at_once_are_read_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     own = known_spans.subject(known_spans.transformer_xl(48), period=256)
-    subject, segment = adapted(own), own.segment(np.array([300, 400, 500]), 40)
+    subject = adapted(own)
+    segment = own.segment(np.array([300, 400, 500]), 40)
     found = subject.losses(segment, subject.cuts(40, 3), last=20)
     monkeypatch.setattr(stateful, "MOST_SCORES", 1)
     assert np.allclose(found, subject.losses(segment, subject.cuts(40, 3), last=20), atol=1e-5)
@@ -79,10 +80,13 @@ def test_few_rows_at_once_are_read_alike(monkeypatch: pytest.MonkeyPatch) -> Non
 class Copies:
     """Bets on the token ``lag`` places back; against it, once it has read ``spoilt`` tokens."""
 
-    inputs, claims, module = Inputs(vocab_size=4), Claims(), torch.nn.Module()
+    inputs = Inputs(vocab_size=4)
+    claims = Claims()
+    module = torch.nn.Module()
 
     def __init__(self, lag: int, spoilt: int) -> None:
-        self.lag, self.spoilt = lag, spoilt
+        self.lag = lag
+        self.spoilt = spoilt
 
     def start(self, batch_size: int) -> Tensor:
         return torch.full((batch_size, 0), 0)

@@ -41,7 +41,8 @@ def test_attention_is_all_there_and_none_in_the_future(name: str) -> None:
 def test_compressed_slots_stand_for_the_middle_of_their_tokens() -> None:
     case = CASES["compressive"]
     backbone = case.model().backbone
-    rate, slots = backbone.config.compression_rate, backbone.config.memory_length
+    rate = backbone.config.compression_rate
+    slots = backbone.config.memory_length
     x = torch.randn(1, slots + rate + 1, backbone.config.d_model, dtype=torch.double)
     with torch.no_grad():
         memory = backbone(x[:, :-1]).memory
@@ -64,7 +65,8 @@ def test_what_is_kept_of_a_value_is_what_its_write_still_adds(name: str) -> None
     attention = next(backbone.stack()).attention
     before, x = torch.randn(2, 14, backbone.config.d_model, dtype=torch.double).split((5, 9), 1)
     memory = backbone(before).memory
-    weights, z = memory.weights[:, 0], memory.key_sum[:, 0]
+    weights = memory.weights[:, 0]
+    z = memory.key_sum[:, 0]
     found = attention.retention(x, z)
     projected = attention.project(x)
     f = attention.features(projected[1])[:, :, 0]
@@ -125,7 +127,8 @@ def test_attention_is_added_up_by_distance(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_is_kept_is_told_after_powers_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept, rank = torch.arange(9.0, 0, -1)[None] / 9, torch.tensor([2.5])
+    kept = torch.arange(9.0, 0, -1)[None] / 9
+    rank = torch.tensor([2.5])
     subject, looked = looking(monkeypatch, "write_retention", WriteRetention(kept, rank, 4))
     monkeypatch.setattr(inside, "MOST_ROUNDS", 2)
     *_, last = inside.retention(subject, 9, Budget(60))

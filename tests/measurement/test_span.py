@@ -66,7 +66,8 @@ def test_intervals_of_few_blocks_cover(skewed: bool, at_least: float, n: int) ->
     if skewed:
         nats = (draws.random(shape) < 0.03) * draws.lognormal(0, 1, shape)
         mean = 0.03 * np.exp(0.5)
-    bits, covered = mean / np.log(2), 0
+    bits = mean / np.log(2)
+    covered = 0
     for sums in nats.sum(2):
         found = Blocks(np.stack([sums, 0 * sums], 1), np.full(n, 64.0)).difference(0, 1)
         covered += found.low <= bits <= found.high
@@ -93,7 +94,8 @@ def test_effective_context_counts_what_improves_on_the_best_short_context() -> N
         name: Span(1, 1, 1, False, 8, 1, points, first=np.array([5]), losses=losses)
         for name, losses in zip(("one", "other"), nats, strict=True)
     }
-    one, other = effective_context({"one": spans["one"]}), effective_context(spans)
+    one = effective_context({"one": spans["one"]})
+    other = effective_context(spans)
     assert one[0].tokens == {0.1: 1, 0.5: 1, 1.0: 1}
     # With the other run there, one never improves on it.
     assert [row.tokens[1.0] for row in other] == [1, 2]

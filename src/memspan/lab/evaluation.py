@@ -34,7 +34,7 @@ Losses = Callable[[Segment, Tensor], None]
 
 @dataclass(frozen=True)
 class Scores:
-    """How well a model predicts a text."""
+    """Scores of a model on a text."""
 
     nats: float
     """Sum of the scored tokens' losses."""
@@ -49,7 +49,7 @@ class Scores:
     n_words: int
     """Words of the same text, separated by white space."""
     altered: bool
-    """Whether decoding the tokens does not restore the text: its case, spaces or rare characters are
+    """True if decoding the tokens does not restore the text: its case, spaces or rare characters are
     lost."""
     streams: int
     """1: the exact protocol. More: the text was cut into this many streams, each with empty memory."""
@@ -120,11 +120,11 @@ class Evaluation(Scores):
     tokens_before: int
     """Tokens that the initial memory had read; 0: it was empty."""
     as_in_training: bool | None
-    """Whether this is the text that the run was trained on (None: a converted run has none)."""
+    """True if the run was trained on this text (None: a converted run has none)."""
     precision: Literal["float32", "bfloat16"]
     """Precision of matrix products."""
     matmul_precision: Literal["highest", "high", "medium"]
-    """How products of float32 were computed."""
+    """The precision inside products of float32."""
 
 
 @checked
@@ -297,7 +297,8 @@ def score_tokens(
         progress: called with the number of tokens scored so far.
         processes: processes that share the streams; each returns the score of all streams.
     """
-    memory, reading = memory or {}, reading or {}
+    memory = memory or {}
+    reading = reading or {}
     rows = processes.rows(batch_size)
     # Sizes that the text does not allow are refused before memory is made for them.
     segments = evaluation_segments(tokens, batch_size, segment_length, document_starts)
@@ -341,7 +342,8 @@ def _read_all(
     processes: Processes,
 ) -> tuple[float, int]:
     """The nats of this process's ``rows``, and the number of scored tokens of all rows."""
-    nats, scored = 0.0, 0
+    nats = 0.0
+    scored = 0
     refused: NonFiniteError | None = None
     try:
         for segment in segments:

@@ -1,4 +1,4 @@
-"""How the next token is drawn. No torch here: the command line checks these options before it loads."""
+"""Options of drawing the next token. No torch here: the command line checks them before it loads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOWEST_TEMPERATURE = 1e-6
 
 @dataclass(frozen=True)
 class Sampling(Options):
-    """How the next token is drawn. The filters apply in the order of the fields."""
+    """Options of drawing the next token. The filters apply in the order of the fields."""
 
     temperature: float = 0.8
     """Divides the logits: lower is safer, 0 always takes the likeliest token (greedy)."""

@@ -81,7 +81,8 @@ def _print(scores: Evaluation, run: Run, before: Path | None) -> None:
     from memspan.lab.evaluation import percent
     from memspan.precision import Precision
 
-    config, memory = run.config.model, []
+    config = run.config.model
+    memory = []
     for name in (option.name for option in dataclasses.fields(config.memory_options)):
         size = scores.memory.get(name, getattr(config, name))
         if isinstance(size, int) or size not in (None, getattr(type(config), name)):

@@ -24,7 +24,7 @@ class ExportArguments:
     to: Literal["transformers"] | None = None
     """Write the new folder DIR for this library (None: merge checkpoints)."""
     folder: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")] = None
-    """With --to: a new folder."""
+    """A new folder, with --to."""
 
     def __post_init__(self) -> None:
         if self.to is not None and self.folder is None:
@@ -38,7 +38,8 @@ class ExportArguments:
 def export(arguments: list[str]) -> None:
     """Run the verb with ``arguments``."""
     options = parsed(ExportArguments, arguments, "memspan export")
-    config, run = load_config(options.run), options.run
+    config = load_config(options.run)
+    run = options.run
     if options.folder is not None:
         from memspan.lab.integrations import transformers
 

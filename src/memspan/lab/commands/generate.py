@@ -50,7 +50,7 @@ class GenerateArguments(ReadingArguments):
     memory: Path | None = None
     """Start from this saved memory instead of an empty one."""
     save_memory: Path | None = None
-    """At the end, write the first sample's memory of all that was read and written to this file."""
+    """Save the first sample's memory of all that was read and written to this file at the end."""
     json: bool = False
     """Print one JSON object at the end: the run, the prompt (not --prompt-file's text), and each
     sample's text, without the prompt, the ids of its tokens, and their log-probabilities in nats,
@@ -129,7 +129,8 @@ def _generate(options: Any) -> None:
 
 def _print(writer: Writer, options: GenerateArguments) -> None:
     """One sample as it is written; several, or JSON, at the end."""
-    prompt, alone = options.prompt or "", not options.json and len(writer.texts) == 1
+    prompt = options.prompt or ""
+    alone = not options.json and len(writer.texts) == 1
     if alone:
         print(prompt, end="", flush=True)
     # Ctrl-C keeps what was written so far, and its memory.
@@ -163,7 +164,7 @@ def _opened(path: Path | None) -> BinaryIO:
 
 
 def _is_piped() -> bool:
-    """Whether a text waits in a pipe."""
+    """True if a text waits in a pipe."""
     try:
         file: Any = sys.stdin.buffer
         is_pipe = stat.S_ISFIFO(os.fstat(file.fileno()).st_mode)
@@ -179,7 +180,8 @@ def _prompt(file: BinaryIO, prompt: str | None) -> Iterator[bytes]:
     from memspan.lab.data.tokenizers.base import bytes_of
     from memspan.lab.training.terminal import counting
 
-    n_bytes, total = 0, os.fstat(file.fileno()).st_size or None
+    n_bytes = 0
+    total = os.fstat(file.fileno()).st_size or None
     with counting("reading", "bytes") as show:
         while chunk := file.read(CHUNK):
             if not n_bytes and (hint := encoding_hint("the prompt", chunk)):

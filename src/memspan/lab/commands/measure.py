@@ -43,8 +43,8 @@ class MeasureArguments(DeviceArguments):
     budget: float = 45.0
     """CPU seconds to spend on each run; more time means narrower intervals."""
     tokenizer: str | None = None
-    """For models that are not runs: bytes, a tokenizer.json, or a folder in transformers' format (None:
-    the one in the model's folder, or bytes)."""
+    """Tokeniser of models that are not runs: bytes, a tokenizer.json, or a folder in transformers'
+    format (None: the one in the model's folder, or bytes)."""
     threads: OneThread = None
     trust_remote_code: bool = False
     """Execute code that comes with a folder in transformers' format."""

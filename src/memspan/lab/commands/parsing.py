@@ -91,7 +91,7 @@ class DeviceArguments:
     """auto, cpu, cuda, ..."""
     precision: Annotated[Products, tyro.conf.arg(help=PRECISION_HELP)] = "auto"
     matmul_precision: MatmulPrecision = "auto"
-    """How products of float32 are computed (auto: as in training). See memspan train --help."""
+    """Precision inside products of float32 (auto: as in training). See memspan train --help."""
     threads: Threads = None
 
     modules: Modules = ()

@@ -144,7 +144,7 @@ def _read(arguments: list[str]) -> tuple[TrainArguments[Any], RunConfig[Any], li
 
 
 def _is_launched() -> bool:
-    """Whether this is one of the processes that ``--nproc`` has started."""
+    """True in a process that ``--nproc`` has started."""
     return reports.is_worker() and reports.BY_US in os.environ
 
 
@@ -271,7 +271,8 @@ def replacing(arguments: list[str]) -> list[str]:
     the corpus for a text of each split or the reverse, a threshold without early stopping."""
     given = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
     budgets = [f"--train.{name.replace('_', '-')}" for name in BUDGETS]
-    own, off = [f"--data.{split}" for split in SPLITS], []
+    own = [f"--data.{split}" for split in SPLITS]
+    off = []
     if given.intersection(budgets):
         off += [flag for flag in budgets if flag not in given]
     if "--data.train" in given and "--data.corpus" not in given:

@@ -53,7 +53,8 @@ def read(folder: Path) -> Checkpoint:
         )
     value = read_saved(path)
     if isinstance(value, Inert):
-        tensors, given = as_tensors(dict(_tensors(value, set())), path), _attributes(value)
+        tensors = as_tensors(dict(_tensors(value, set())), path)
+        given = _attributes(value)
     else:
         tensors, given = _state_and_options(value, path)
     tensors = {
@@ -77,7 +78,8 @@ def _as_read(config: Config, words: WordTokenizer) -> tuple[Config, Tokenizer]:
     The authors' scripts write text8 as letters with spaces between them, ``_`` for a space in the text,
     and enwik8 as the numbers of its bytes, without line breaks.
     """
-    listed, data = words.words, config.data
+    listed = words.words
+    data = config.data
     tokenizer: Tokenizer = words
     if "_" in listed and LETTERS.issuperset(listed):
         tokenizer = CharacterTokenizer("".join(listed).replace("_", " "), others=False)
@@ -114,7 +116,8 @@ def _attributes(model: Inert) -> dict[str, Any]:
     """The options that the model object keeps, by the names that ``train.py`` gives them."""
     inside = _held(model, "_modules").get("module")
     model = inside if isinstance(inside, Inert) else model
-    embedding, attention = _part(model, "word_emb"), _part(model, "layers", "0", "dec_attn")
+    embedding = _part(model, "word_emb")
+    attention = _part(model, "layers", "0", "dec_attn")
     cutoffs = embedding.get("cutoffs")
     return model.state | {
         # Theirs end with the vocabulary's size.

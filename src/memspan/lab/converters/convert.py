@@ -65,7 +65,8 @@ def convert(source: str | Path, out: str | Path, *, kind: KindName | None = None
         folder = memspan.convert("transfo-xl-wt103", "runs/wt103")
         print(memspan.generate(folder, "The river", tokens=50).text)
     """
-    source, out = Path(source), Path(out)
+    source = Path(source)
+    out = Path(out)
     reader = import_module(f"memspan.lab.converters.{kind_of(source, kind).module}")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise MemspanError(f"{out} exists already: choose another folder for the run")
@@ -83,7 +84,9 @@ def convert(source: str | Path, out: str | Path, *, kind: KindName | None = None
 
 def _model(found: Checkpoint) -> LanguageModel:
     """The checkpoint's model, once its tensors are known to fit."""
-    config, vocab_size, where = found.config, found.tokenizer.vocab_size, str(found.where)
+    config = found.config
+    vocab_size = found.tokenizer.vocab_size
+    where = str(found.where)
     # Making layers takes time, even on the meta device; each has at least eight tensors.
     if 8 * config.model.n_layers > len(found.tensors):
         raise MemspanError(

@@ -37,7 +37,8 @@ def read(folder: Path) -> Checkpoint:
     """The checkpoint in a folder."""
     path = folder / "config.json"
     values = read_json(path)
-    architecture, length = values.get("architecture"), values.get("segment_length")
+    architecture = values.get("architecture")
+    length = values.get("segment_length")
     if not isinstance(architecture, str) or architecture not in MODELS:
         raise MemspanError(
             f"{path} is of an architecture {str(architecture)[:40]!r}: use one of {', '.join(MODELS)}, "
@@ -79,7 +80,8 @@ def read_tokenizer(path: Path) -> Tokenizer:
     """The tokeniser that was exported as this ``tokenizer.json``."""
     value = read_json(path)
     try:
-        model, split = value["model"], value["pre_tokenizer"] or {}
+        model = value["model"]
+        split = value["pre_tokenizer"] or {}
         vocabulary = {str(token): int(n) for token, n in model["vocab"].items()}
         ranked = sorted(vocabulary, key=vocabulary.__getitem__)
         if (model["type"], split.get("type")) == ("BPE", "ByteLevel") and not model["merges"]:

@@ -25,7 +25,7 @@ class Kind:
     signs: tuple[str, ...]
     """The files that identify its folders."""
     holds: str
-    """What a folder must hold, for messages."""
+    """The files that a folder must hold, for messages."""
 
 
 KINDS: dict[KindName, Kind] = {

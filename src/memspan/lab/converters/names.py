@@ -73,7 +73,8 @@ def fill(model: nn.Module, names: Names, tensors: Mapping[str, Tensor], where: s
         return filled.setdefault(id(ours), torch.zeros(ours.shape[:1].numel(), dtype=torch.bool))
 
     for name, tensor in tensors.items():
-        views, marks = names[name](lambda ours: ours.data), names[name](done)
+        views = names[name](lambda ours: ours.data)
+        marks = names[name](done)
         parts = tensor.split([len(view) for view in views])
         for view, mark, part in zip(views, marks, parts, strict=True):
             if mark.all() and not torch.equal(view, part.to(view.dtype)):

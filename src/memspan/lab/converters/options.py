@@ -19,7 +19,8 @@ class Options:
     """
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
-        self.values, self.where = values, where
+        self.values = values
+        self.where = where
 
     def integer(self, name: str, default: int | None = None) -> int:
         """An integer."""

@@ -16,7 +16,7 @@ from memspan.lab.converters.torch_files import Stored, read, reason
 JSON_LIMIT = 1 << 22
 """Maximum size of a JSON file in bytes: the index of a file in parts names every tensor."""
 MOST_TIED = 4
-"""How often a file's values may be used in its tensors, on average."""
+"""Maximum number of times that a file's values may be used in its tensors, on average."""
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """Files with the weights of a transformers folder: all of them, or an index of their parts."""
 
@@ -24,7 +24,8 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 def load_weights(folder: Path) -> tuple[dict[str, Tensor], Path]:
     """The tensors of a folder of transformers, and the file that they come from."""
     for name in WEIGHTS:
-        path, index = folder / name, folder / f"{name}.index.json"
+        path = folder / name
+        index = folder / f"{name}.index.json"
         if path.exists():
             return load_tensors(path), path
         if index.exists():
@@ -58,7 +59,8 @@ def as_tensors(value: object, path: Path) -> dict[str, Tensor]:
             raise MemspanError(
                 f"{path}: {name[:80]} is not in the file as it says ({reason(error)}): get it again"
             ) from None
-    total, size = sum(tensor.nbytes for tensor in tensors.values()), path.stat().st_size
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    size = path.stat().st_size
     if total > MOST_TIED * size:
         raise MemspanError(
             f"{path} is {size:,} bytes, and its tensors would be {total:,}: save each by itself"

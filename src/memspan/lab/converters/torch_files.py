@@ -28,7 +28,7 @@ from memspan.files.disk import open_regular
 
 ZIP = b"PK\x03\x04"
 OLD = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
-"""How a file of torch before version 1.6 begins: a pickle of a number."""
+"""The beginning of a file of torch before version 1.6: a pickle of a number."""
 TYPES = {
     "Double": torch.float64,
     "Float": torch.float32,
@@ -126,7 +126,8 @@ class Stored:
         if isinstance(storage, cls):
             return storage
         made = super().__new__(cls)
-        made._storage, made._view = storage, view
+        made._storage = storage
+        made._view = view
         return made
 
     def __setstate__(self, _: object) -> None:
@@ -194,7 +195,7 @@ def read(path: Path) -> Any:
 
 
 def reason(error: Exception) -> str:
-    """What is wrong with a file, in short."""
+    """The fault of a file, in short."""
     said = "" if isinstance(error, LookupError) else str(error)
     return said.partition("\n")[0][:120] or type(error).__name__
 
@@ -293,21 +294,25 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _end_of(content: bytes) -> int:
-    """Where the pickle at the start of ``content`` ends.
+    """The end of the pickle at the start of ``content``.
 
     Raises:
         ValueError: it does not end, or could take long or much memory.
     """
     counts: Counter[str] = Counter()
-    stream, machine = io.BytesIO(content), _Machine()
+    stream = io.BytesIO(content)
+    machine = _Machine()
     for step, argument, _ in pickletools.genops(stream):
-        kind, most = step.name, MOST_STEPS
+        kind = step.name
+        most = MOST_STEPS
         if kind == "LONG4" or ("PUT" in kind and (argument or 0) > MOST_STEPS):
             raise ValueError(f"a number in it is too large for {kind}")
         if kind not in SMALL:
-            kind, most = "OBJECT", MOST_OBJECTS
+            kind = "OBJECT"
+            most = MOST_OBJECTS
         elif isinstance(argument, int) and argument.bit_length() > 60:
-            kind, most = "LARGE", MOST_LARGE
+            kind = "LARGE"
+            most = MOST_LARGE
         counts[kind] += 1
         if counts[kind] > most:
             raise ValueError(f"it has more than {most:,} steps of the kind {kind}")

@@ -139,7 +139,8 @@ def _backbone(options: Options, start: Literal["empty", "zeros"]) -> Transformer
 
 
 def _embedding(options: Options) -> EmbeddingConfig:
-    cutoffs, div_val = options.items("cutoffs", int, []), options.integer("div_val", 1)
+    cutoffs = options.items("cutoffs", int, [])
+    div_val = options.integer("div_val", 1)
     d_model = options.integer("d_model")
     d_embed = options.integer("d_embed", d_model)
     flags = options.items("tie_projs", bool, [])
@@ -182,7 +183,8 @@ def names(
         prefix: before the names of the backbone and the embedding.
         clusters: the order of the rows that stand for tail clusters in the head.
     """
-    backbone, head = model.backbone, model.head
+    backbone = model.backbone
+    head = model.head
     assert isinstance(backbone, TransformerXL)
     rows: Names = {}
     for theirs, tables in (

@@ -68,7 +68,8 @@ def numbers(vocab_size: int, remedy: str) -> tuple[WordTokenizer, list[str]]:
 def words_of(values: dict[str, Any], path: Path) -> list[str]:
     """The words in the order of their ids, from what a vocabulary of the authors' kind holds:
     ``sym2idx``, from words to ids, or ``idx2sym``, the words in order. ``path``: for messages."""
-    ids, words = values.get("sym2idx"), values.get("idx2sym")
+    ids = values.get("sym2idx")
+    words = values.get("idx2sym")
     # A tokeniser that transformers loaded and saved again has lost its idx2sym.
     if isinstance(ids, dict) and ids:
         if {*map(type, ids.values())} != {int} or sorted(ids.values()) != list(range(len(ids))):

@@ -143,7 +143,7 @@ def missing(texts: Texts) -> str | None:
 
 
 def is_local(texts: Texts) -> bool:
-    """Whether the texts can be read without a network."""
+    """True if the texts can be read without a network."""
     names = [texts] if isinstance(texts, str) else [_of_split(name)[0] for name in texts.values()]
     sources = [CORPORA[name].source for name in names if name in CORPORA]
     return (
@@ -224,7 +224,8 @@ def _read_files(name: str, reading: _Reading) -> list[_File]:
         near = nearest(name, CORPORA) or nearest_path(path)
         hint = f"perhaps {near} is meant" if near else f"named corpora are {', '.join(CORPORA)}"
         raise MemspanError(f"no corpus, file, folder or glob {name!r}: {hint}")
-    files, refusals = [], []
+    files = []
+    refusals = []
     reason: str | None
     seen: dict[str, str] = {}
     for file, found in texts:
@@ -277,7 +278,7 @@ def _of_parts(texts: Mapping[str, str], reading: _Reading) -> Splits:
 
 
 def _place(text: Text) -> tuple[object, ...]:
-    """Where a text's bytes are, by whatever name or link."""
+    """The place of a text's bytes, the same under every name and link."""
     if isinstance(text.source, bytes):
         return text.source, text.start, text.stop
     file = text.source.stat()
@@ -308,7 +309,7 @@ def _part(split: str, name: str, reading: _Reading) -> list[Text]:
 
 
 def _is_dataset(name: str) -> bool:
-    """Whether it is on the hub, or ``save_to_disk`` of a data set or of its splits wrote the folder."""
+    """True for a name on the hub, and for a folder that ``save_to_disk`` wrote."""
     folder = os.path.expanduser(name)
     # Not Path.is_file, which raises for what no path can be.
     files = ("dataset_dict.json", "dataset_info.json", "state.json")
@@ -317,8 +318,8 @@ def _is_dataset(name: str) -> bool:
 
 
 def has_fields(name: str) -> bool:
-    """Whether a corpus's text is a field of records: JSON Lines, CSV, Parquet, a data set. True where
-    it cannot be told, because the corpus is not there."""
+    """True if a corpus's text is a field of records, as in JSON Lines, CSV, Parquet and data sets, and
+    if the corpus is missing, so that nobody can tell."""
     if name in CORPORA:
         return False
     if _is_dataset(name):

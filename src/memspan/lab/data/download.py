@@ -39,7 +39,8 @@ class Source:
         Raises:
             MemspanError: no network, an error of the server, or a wrong checksum.
         """
-        path, url = self.path, self.url
+        path = self.path
+        url = self.url
         by_hand = f"download {url} elsewhere and put it at {path}"
         if path.exists():
             if _sha256(path) != self.sha256:

@@ -132,7 +132,8 @@ def list_corpora() -> list[dict[str, Any]]:
     ``state``, which says where it is or how to get it."""
     rows = []
     for name, corpus in CORPORA.items():
-        source, state = corpus.source, "no download needed"
+        source = corpus.source
+        state = "no download needed"
         if source is not None and source.path.exists():
             state = f"downloaded: {source.path}"
         elif source is not None:

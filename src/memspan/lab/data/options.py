@@ -39,7 +39,7 @@ Texts = str | Mapping[str, str]
 
 
 def title(texts: Texts) -> str:
-    """What texts are called in messages: ``book.txt``, or ``train a.txt, validation b.txt``."""
+    """The name of texts in messages: ``book.txt``, or ``train a.txt, validation b.txt``."""
     if isinstance(texts, str):
         return texts
     return ", ".join(f"{split} {name}" for split, name in texts.items())

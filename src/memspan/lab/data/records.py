@@ -175,7 +175,8 @@ def _json(path: Path, field: str) -> Iterator[bytes]:
 
 def _values(file: IO[bytes], path: Path) -> Iterator[Any]:
     """The elements of a list, or values one after the other, with few in memory."""
-    decoder, utf8 = json.JSONDecoder(), codecs.getincrementaldecoder("utf-8-sig")()
+    decoder = json.JSONDecoder()
+    utf8 = codecs.getincrementaldecoder("utf-8-sig")()
     text = ""
     at = 0
     number = 0
@@ -208,10 +209,13 @@ def _values(file: IO[bytes], path: Path) -> Iterator[Any]:
             chunk = file.read(size)
             ended = not chunk
             # What is half there is parsed again: twice as much each time.
-            text, at, size = text[at:] + utf8.decode(chunk, final=ended), 0, 2 * size
+            text = text[at:] + utf8.decode(chunk, final=ended)
+            at = 0
+            size = 2 * size
         else:
             yield value
-            number, size = number + 1, CHUNK
+            number += 1
+            size = CHUNK
 
 
 RECORDS = {

@@ -15,7 +15,7 @@ from memspan.nn import NOT_SCORED
 START = 0
 """The input before a text's or a document's first token, so that the first token is scored too."""
 POSITION = ("position", "offset", "epoch", "tokens_read", "segment_length")
-"""What a saved position in :class:`Streams` restores."""
+"""A saved position in :class:`Streams`."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,9 @@ class Streams:
         segment_length: int,
         document_starts: np.ndarray | None = None,
     ) -> None:
-        self.tokens, self.batch_size, self.segment_length = tokens, batch_size, segment_length
+        self.tokens = tokens
+        self.batch_size = batch_size
+        self.segment_length = segment_length
         self._starts = document_starts
         self._skipped = 1 if document_starts is None else 0
         # Counted in targets.
@@ -104,7 +106,8 @@ class Streams:
     def _wrap(self) -> None:
         """Start the text again if less than a segment is left."""
         if self.offset + self.segment_length > self.row_length:
-            self.offset, self.epoch = 0, self.epoch + 1
+            self.offset = 0
+            self.epoch += 1
 
     def next(self) -> Segment:
         """The next segment; after the last one, every row starts again."""

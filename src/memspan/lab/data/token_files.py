@@ -39,7 +39,7 @@ class TokenFile:
     sha256: str
     """SHA-256 of the ids."""
     altered: bool = False
-    """Whether decoding does not restore the text, see :meth:`Tokenizer.alters`."""
+    """True if decoding does not restore the text, see :meth:`Tokenizer.alters`."""
     respaced: bool = False
     """True if the space between its words is not restored, see :meth:`Tokenizer.respaces`."""
 
@@ -158,7 +158,7 @@ def recorded(value: object) -> Identity:
 
 
 def difference(known: Identity, found: Identity, among: Iterable[str] | None = None) -> str | None:
-    """How ``found`` differs from what a run recorded, in a few words; None if it does not, or if the
+    """Describe the difference between ``found`` and what a run recorded; None if it does not, or if the
     run recorded nothing.
 
     Args:

@@ -27,8 +27,10 @@ FORMAT = "4"
 """Version of the cached files; a part of their names."""
 READERS = RECORDS | dict.fromkeys(TABLES, read_table)
 """Readers of files with one document per record, by suffix."""
-LEAST_LIMIT, MOST_TIMES = 1 << 28, 200
-"""A file may hold this many bytes of text, or this many times its own size if that is more."""
+LEAST_LIMIT = 1 << 28
+"""Bytes of text that any file may hold."""
+MOST_TIMES = 200
+"""A larger file may hold this many times its own size."""
 
 
 class NotTextError(MemspanError):
@@ -148,7 +150,7 @@ def _sealed(ends: np.ndarray, text: bytes) -> bytes:
 
 
 def _known_ends(text: Path, borders: Path) -> np.ndarray | None:
-    """Where documents end in a file that is in the cache; None: it is not, or it is damaged."""
+    """The ends of documents in a cached file; None if it is missing or damaged."""
     try:
         content = borders.read_bytes()
         ends = np.frombuffer(content[64:], "<i8")

@@ -32,7 +32,7 @@ Prompt = str | Iterable[bytes]
 
 @dataclass(frozen=True)
 class Generation:
-    """What a model wrote: all samples of the first prompt, then those of the next."""
+    """A model's continuations: all samples of the first prompt, then those of the next."""
 
     texts: list[str]
     """The samples, without the prompt, and without a stop string that ended them."""
@@ -147,7 +147,8 @@ class Writer:
             raise MemspanError("a stop string is empty: leave it out")
         prompts = _prompts(prompt)
         run = opened(run)
-        model, tokenizer = run.model, run.tokenizer
+        model = run.model
+        tokenizer = run.tokenizer
         sizes, reading = options_of(run, options, signature(generate).parameters)
         reading = run.config.model.writing_options(run.config.train.segment_length) | reading
         precision = precision or precision_for(run)
@@ -170,7 +171,8 @@ class Writer:
         of = torch.arange(len(prompts)).repeat_interleave(samples)
         self._reader = reader(memory.select(of.to(empty.tokens_seen.device)))
         self._drawn = draw_tokens(self._reader, logits[of.to(logits.device)], tokens, sampling)
-        self._n_left, self._with_log_probabilities = tokens, log_probabilities
+        self._n_left = tokens
+        self._with_log_probabilities = log_probabilities
         self._samples = []
         for n in of.tolist():
             decoder = StreamDecoder(tokenizer)
@@ -288,7 +290,8 @@ def _encoded(tokenizer: Tokenizer, prompt: Prompt) -> Iterator[np.ndarray]:
 
     n_tokens = n_unknown = 0
     for ids in tokenizer.encode_stream(chunks()):
-        n_tokens, n_unknown = n_tokens + len(ids), n_unknown + tokenizer.count_unknown(ids)
+        n_tokens = n_tokens + len(ids)
+        n_unknown = n_unknown + tokenizer.count_unknown(ids)
         yield ids
     if n_unknown:
         logging.getLogger("memspan").warning(
@@ -306,10 +309,12 @@ def read_prompt(
 
     ``prompt``: ids, 1-D, in pieces of any length.
     """
-    logits, last = None, 0
+    logits = None
+    last = 0
     for segment in _segments(prompt, segment_length):
         tokens = torch.from_numpy(segment.astype(np.int64))[None]
-        logits, last = reader.read(tokens.to(reader.device)), int(segment[-1])
+        logits = reader.read(tokens.to(reader.device))
+        last = int(segment[-1])
     if logits is None:
         raise MemspanError("the prompt is empty: give at least one token with --prompt")
     return logits[:, -1], last
@@ -354,7 +359,8 @@ def _read_together(
             ids = np.stack([prompts[row][segment] for row in rows]).astype(np.int64)
             found = reader.read(torch.from_numpy(ids).to(reader.device))[:, -1]
         for i, row in enumerate(rows):
-            logits[row], memories[row] = found[i], reader.select([i])
+            logits[row] = found[i]
+            memories[row] = reader.select([i])
     return torch.stack([logits[row] for row in range(len(prompts))]), concatenate(memories)
 
 
@@ -367,7 +373,9 @@ class Sample:
         self.text = ""
         """The text without what may yet become a stop string."""
         self.stopped = False
-        self._decoder, self._stop, self._held = decoder, stop, ""
+        self._decoder = decoder
+        self._stop = stop
+        self._held = ""
 
     def push(self, token: int, last: bool = False) -> str:
         """Add a token, unless the sample has stopped; returns the text that is now certain, which with
@@ -385,7 +393,8 @@ class Sample:
         """The part of ``text`` before a stop string, or before what may become one."""
         n = len(text)
         if ends := [at for stop in self._stop if (at := text.find(stop)) >= 0]:
-            self.stopped, n = True, min(ends)
+            self.stopped = True
+            n = min(ends)
         elif not last:
             # Characters at the end with which a stop string begins.
             n -= max(k for s in self._stop for k in range(len(s)) if text.endswith(s[:k]))

@@ -1,1 +1,1 @@
-"""How far back a trained run remembers: one measurement per file, and a report."""
+"""Measurements of how far back a trained run remembers, one per file, and a report."""

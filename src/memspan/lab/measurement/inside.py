@@ -1,5 +1,5 @@
-"""Where a model attends, by distance and by part of its memory; and of memories that are matrices, how
-much of a written value is read back later, and how full they are.
+"""Measurements inside a model: attention by distance and by part of its memory; for memories that are
+matrices, the share of a written value that is read back later, and their rank.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_ROUNDS = 32
 
 @dataclass(frozen=True)
 class AttentionLayer:
-    """Where one layer's attention goes, averaged over heads and tokens."""
+    """One layer's attention, averaged over heads and tokens."""
 
     by_distance: tuple[float, ...]
     """Shares of the distances from each of ``Attention.distances`` up to the next."""
@@ -38,7 +38,7 @@ class AttentionLayer:
 
 @dataclass(frozen=True)
 class Attention:
-    """Where attention goes."""
+    """Attention by distance and by part of the memory, layer by layer."""
 
     tokens: int
     """Number of tokens that attended."""
@@ -59,7 +59,7 @@ class RetentionLayer:
 
 @dataclass(frozen=True)
 class Retention:
-    """How well values that are written to matrices are kept."""
+    """The share of values written to matrices that is kept, layer by layer."""
 
     values: int
     """Number of values in every layer and head."""
@@ -71,11 +71,11 @@ class Retention:
 
 
 Look = Callable[[Tensor, Memory], T | None]
-"""What a backbone says about its inside when it reads vectors after a memory (None: it has none)."""
+"""A function that reads vectors after a memory and describes the inside (None: there is none)."""
 
 
 def exists(subject: RunSubject, look: Look[T]) -> bool:
-    """Whether the architecture has what ``look`` asks for."""
+    """True if the architecture has what ``look`` asks for."""
     return look(*after_history(subject, np.random.default_rng(SEED), 1, 1)) is not None
 
 
@@ -83,7 +83,8 @@ def _looks(
     subject: RunSubject, look: Look[T], history: int, n_tokens: int, budget: Budget
 ) -> Iterator[T]:
     """``look`` at random places, while another one fits into the budget."""
-    draws, seconds = np.random.default_rng(SEED), 0.0
+    draws = np.random.default_rng(SEED)
+    seconds = 0.0
     while budget.left() > seconds:
         before = budget.spent()
         found = look(*after_history(subject, draws, history, n_tokens))

@@ -35,7 +35,7 @@ TEXT = "tiny-shakespeare-held-out"
 
 @dataclass(frozen=True)
 class Measurement:
-    """How far back a run remembers."""
+    """The results of measuring how far back a run remembers."""
 
     run: str
     """The name as given: a run's folder, or another model."""
@@ -66,14 +66,14 @@ class Measurement:
     attention: Attention | None = None
     retention: Retention | None = None
     left_out: tuple[str, ...] = ()
-    """What was not measured, or not as requested, and why."""
+    """Lines on what was not measured, or not as requested, and why."""
     interrupted: bool = False
-    """Whether Ctrl-C ended it."""
+    """True if Ctrl-C ended it."""
     seconds: float = 0.0
     """CPU seconds that were spent."""
 
     def is_empty(self) -> bool:
-        """Whether nothing was measured."""
+        """True if nothing was measured."""
         parts = (self.span, self.repeats, self.attention, self.retention)
         return not self.memory_lengths and all(part is None for part in parts)
 
@@ -152,7 +152,9 @@ def measure(
             document_starts=text.document_starts,
             precision=precision or precision_for(run),
         )
-        name, corpus, architecture = str(run.folder), text.corpus, run.config.architecture
+        name = str(run.folder)
+        corpus = text.corpus
+        architecture = run.config.architecture
         module: nn.Module = run.model
     else:
         if precision is not None:
@@ -227,7 +229,9 @@ class _Measuring:
         progress: Callable[[float, float], None] | None,
         left_out: list[str],
     ) -> None:
-        self.subject, self.longest, self.left_out = subject, longest, left_out
+        self.subject = subject
+        self.longest = longest
+        self.left_out = left_out
         self.interrupted = False
         self.too_small = f"its share of the budget of {seconds:g} s is too small"
 
@@ -239,7 +243,8 @@ class _Measuring:
 
     def all(self) -> dict[str, Any]:
         """The fields of a :class:`Measurement`."""
-        subject, longest = self.subject, self.longest
+        subject = self.subject
+        longest = self.longest
         found: dict[str, Any] = {}
         found["span"] = self._last("span", 0.5, partial(span.measured, subject, longest))
         if isinstance(subject, RunSubject):

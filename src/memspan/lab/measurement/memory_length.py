@@ -30,7 +30,7 @@ class MemoryLengthPoint:
     difference: Estimate
     """Difference from the loss with training's memory."""
     full: bool
-    """Whether the memory was full, at least in one stream, before the first token was scored."""
+    """True if the memory was full, at least in one stream, before the first token was scored."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def sizes(config: BackboneConfig) -> dict[str, int]:
 
 
 def fits(subject: RunSubject) -> bool:
-    """Whether enough of the text is left to be scored after the first segments of every stream."""
+    """True if enough of the text is left to score after the first segments of every stream."""
     rows = _n_streams(subject)
     return len(subject.tokens) // rows > (_least_segments(rows) - 1) * subject.segment_length
 
@@ -83,7 +83,8 @@ def measured(
     fill the memories; half of those read if the budget ends early.
     """
     rows = _n_streams(subject)
-    least, length = _least_segments(rows), len(subject.tokens) // rows
+    least = _least_segments(rows)
+    length = len(subject.tokens) // rows
     readers: dict[int, Reader] = {}
     impossible: dict[int, str] = {}
     for slots in sorted({0, trained // 4, trained // 2, trained, 2 * trained, 4 * trained}):
@@ -125,7 +126,8 @@ def measured(
     for start in range(0, length, subject.segment_length):
         first = np.arange(rows) * length + start
         segment = subject.segment(first, min(subject.segment_length, length - start))
-        whole, losses = ((0, segment.inputs.shape[1]),), {}
+        whole = ((0, segment.inputs.shape[1]),)
+        losses = {}
         for slots, reader in list(readers.items()):
             try:
                 losses[slots] = subject.read(segment, whole, reader).sum(1)
@@ -152,7 +154,7 @@ def measured(
 
 
 def _is_full(memory: Memory) -> bool:
-    """Whether one row's slots are all in use, or the architecture counts none."""
+    """True if a row's slots are all in use, or the architecture counts none."""
     counts = memory.counts()
     full = torch.ones(memory.batch_size, dtype=torch.bool)
     for name, slots in memory.slots().items():

@@ -39,7 +39,7 @@ class RepeatPoint:
 
 @dataclass(frozen=True)
 class Repeats:
-    """How much a string's first appearance saves at its second."""
+    """Bits that a string's first appearance saves at its second."""
 
     strings: int
     """Number of strings at every distance."""

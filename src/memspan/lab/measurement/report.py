@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 ENOUGH_BLOCKS = 50
-"""With fewer, a report says that intervals are rough."""
+"""The fewest blocks whose intervals a report does not call rough."""
 Line = tuple[str, Sequence[float], Sequence[float | Estimate]]
 """A label, x and y."""
 
@@ -132,7 +132,8 @@ class Report:
     def _overview(self) -> Table:
         rows = []
         for name, m in zip(self.names, self.measurements, strict=True):
-            span, blocks = "not measured", ""
+            span = "not measured"
+            blocks = ""
             if m.span is not None:
                 blocks = f"{m.span.blocks:,}"
                 span = "none: worst with the longest"
@@ -140,7 +141,8 @@ class Report:
                     span = _at_least(m.span.tokens, m.span.beyond)
                     span += f" [{m.span.low:,}, {m.span.high:,}]"
             of_model = (m.architecture, f"{m.parameters:,}", m.tokenizer)
-            text, state = f"{m.corpus}, {m.split}", f"{m.state_bytes:,}"
+            text = f"{m.corpus}, {m.split}"
+            state = f"{m.state_bytes:,}"
             rows.append((name, *of_model, text, span, blocks, state, f"{m.seconds:.0f}"))
         return Table(
             "Span",
@@ -215,7 +217,7 @@ def _losses(name: str, m: Measurement) -> Iterator[Table]:
 
 
 def _inside(name: str, m: Measurement) -> Iterator[Table]:
-    """Where the model attends, and what its matrices keep."""
+    """Tables of the model's attention, and of what its matrices keep."""
     if m.attention is not None:
         kinds = list(m.attention.layers[0].by_kind)
         yield Table(
@@ -255,7 +257,8 @@ def _by_layer(x: Sequence[int], values: Sequence[Sequence[float]]) -> list[Line]
 
 
 def _scored(found: Span | MemoryLength) -> str:
-    targets, blocks = counted(found.targets, "token"), counted(found.blocks, "block")
+    targets = counted(found.targets, "token")
+    blocks = counted(found.blocks, "block")
     return f"The same {targets}, in {blocks}, in every row."
 
 
@@ -333,7 +336,8 @@ def _draw(axes: Axes, table: Table) -> None:
 
 def with_gaps(x: Sequence[float], y: Sequence[float]) -> tuple[list[float], list[float]]:
     """A line with a gap where more than an octave was not measured, as from no memory to 16 slots."""
-    places, values = list(x[:1]), list(y[:1])
+    places = list(x[:1])
+    values = list(y[:1])
     for (before, after), value in zip(pairwise(x), y[1:], strict=True):
         if after > 2 * max(before, 0.5):
             places.append(after)

@@ -40,7 +40,7 @@ class SpanPoint:
 
 @dataclass(frozen=True)
 class Span:
-    """How much history the loss depends on."""
+    """The length of history on which the loss depends."""
 
     tokens: int | None
     """The span: the smallest history within the tolerance (None: the loss is worst with the longest
@@ -50,7 +50,7 @@ class Span:
     high: int
     """The smallest history whose difference's interval lies within the tolerance."""
     beyond: bool
-    """Whether only the longest history is within the tolerance, so that the span may be longer."""
+    """True if only the longest history is within the tolerance, so that the span may be longer."""
     targets: int
     """Tokens that were scored with every history."""
     blocks: int
@@ -83,7 +83,7 @@ def rounds(budget: Budget) -> Iterator[int]:
 
 
 def affordable(scale: Iterable[int], budget: Budget) -> Iterator[int]:
-    """What the budget lasts for, of a first round at the distances of ``scale``."""
+    """The distances of ``scale``, in order, while the budget lasts for a first round."""
     last = 0.0
     for n in scale:
         if budget.left() < 2 * last:

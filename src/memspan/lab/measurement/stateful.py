@@ -60,7 +60,8 @@ class StatefulSubject(Subject):
             return self._nats(inputs, targets, cuts, last)
         # A window for each target would be exact; neighbours that share one miss at most an eighth of
         # it. A power of two, so that all histories have the same neighbours.
-        step, found = 1 << (max(1, width // 8).bit_length() - 1), []
+        step = 1 << (max(1, width // 8).bit_length() - 1)
+        found = []
         for start in range(n - last, n, step):
             end = min(start + step, n)
             part = slice(max(0, end - width), end)
@@ -70,11 +71,13 @@ class StatefulSubject(Subject):
 
     def _nats(self, inputs: Tensor, targets: Tensor, cuts: Cuts, last: int) -> Tensor:
         """Nats ``[B, last]``, read from an empty state."""
-        n, before = inputs.shape[1], len(self.prefix)
+        n = inputs.shape[1]
+        before = len(self.prefix)
         prefix = inputs.new_tensor(self.prefix).expand(len(inputs), -1)
         device = device_of(self.model)
         inputs = torch.cat([prefix, inputs], 1).to(device)
-        state, found = self.model.start(len(inputs)), []
+        state = self.model.start(len(inputs))
+        found = []
         for start, end in cuts:
             # What comes before the text is read with its first part.
             part = inputs[:, start + before if start else 0 : end + before]

@@ -29,7 +29,8 @@ class Blocks:
     [N, conditions]``, N at least :data:`LEAST_BLOCKS`, of targets of ``n_bytes [N]``."""
 
     def __init__(self, nats: np.ndarray, n_bytes: np.ndarray) -> None:
-        self._bits, self._n_bytes = nats / math.log(2), n_bytes
+        self._bits = nats / math.log(2)
+        self._n_bytes = n_bytes
         self._total = max(n_bytes.sum(), 1.0)
         self.bits_per_byte: np.ndarray = self._bits.sum(0) / self._total
         """``[conditions]``."""

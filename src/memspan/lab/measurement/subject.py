@@ -1,4 +1,4 @@
-"""What is measured: a model, the text that it reads, how it reads it, and for how long."""
+"""The subject of a measurement: a model, its text, the way it reads it, and the time for that."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class Budget:
     """A budget of CPU seconds of this process, over all threads, from now on."""
 
     def __init__(self, seconds: float, tell: Callable[[], None] = lambda: None) -> None:
-        self._start, self._seconds, self._tell = time.process_time(), seconds, tell
+        self._start = time.process_time()
+        self._seconds = seconds
+        self._tell = tell
 
     def spent(self) -> float:
         """Seconds since the start."""

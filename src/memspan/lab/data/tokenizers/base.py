@@ -88,14 +88,14 @@ class Tokenizer(ABC):
             return self.decode([0])
 
     def count_unknown(self, ids: np.ndarray) -> int:
-        """How many of ``ids`` (1-D) are unknown, so that decoding cannot restore the text."""
+        """Count the unknown tokens in ``ids`` (1-D), which decoding cannot restore."""
         if self.unknown is None:
             return 0
         pieces = (ids[i : i + COUNTED] for i in range(0, len(ids), COUNTED))
         return sum(int(np.count_nonzero(piece == self.unknown)) for piece in pieces)
 
     def alters(self, text: bytes, ids: np.ndarray) -> bool:
-        """Whether decoding the text's ``ids`` does not restore it, so that bits per byte would be those
+        """True if decoding the text's ``ids`` does not restore it, so that bits per byte would be those
         of another text. For words, white space does not count."""
         return False
 
@@ -191,7 +191,8 @@ def cut_at_gaps(texts: Iterable[str], gaps: str = " \t\n") -> Iterator[str]:
         rest += text
         if piece := up_to_last.match(rest):
             yield "".join([*held, piece[0]])
-            held, rest = [], rest[piece.end() :]
+            held = []
+            rest = rest[piece.end() :]
         else:
             # Whether the text ends in a gap depends on the next character.
             held.append(rest[:-2])

@@ -27,9 +27,13 @@ tokens."""
 MOST_TRIES = 4
 """A text that cannot be cut at so many places is not cut any more."""
 PROBE = 'A "small" Probe: 12 x 3.5 (of what\u2019s cut) -- it\'s so. \u00dcber \u6771\u4eac too !\n'
-"""If this cannot be cut at each of its spaces, no text is cut."""
-LONGEST, MOST_UNUSED, MOST_GROWTH = 4096, 1000, 64
-"""Limits of what one token, and one character, may cost: characters, ids without a token, times."""
+"""A sample text. A tokeniser that cannot cut it at each of its spaces gets every text whole."""
+LONGEST = 4096
+"""Maximum length of a token in characters."""
+MOST_UNUSED = 1000
+"""Maximum number of ids without a token, beside as many as there are tokens."""
+MOST_GROWTH = 64
+"""Factor by which normalising or decoding may lengthen a text."""
 
 
 class LibraryTokenizer(Tokenizer):
@@ -98,7 +102,8 @@ class LibraryTokenizer(Tokenizer):
                 # From where the tokeniser began to read, since what it does may depend on that.
                 if np.array_equal(np.concatenate([ids, after]), both):
                     yield before.encode(), ids
-                    held, n_tries = [], 0
+                    held = []
+                    n_tries = 0
             held.append(text)
         whole = "".join(held).encode()
         yield whole, self.encode(whole)
@@ -214,7 +219,7 @@ def byte_level_bytes() -> dict[str, int]:
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether the library may have raised it: a panic in its Rust code is not an Exception."""
+    """True if the library may have raised it: a panic in its Rust code is not an Exception."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
@@ -257,8 +262,10 @@ def read_library_tokenizer(path: Path) -> Tokenizer:
 
 
 def _is_byte_level(value: Any) -> bool:
-    """Whether it does what :func:`train_subwords` makes, and nothing else."""
-    model, split, letters = value["model"], value["pre_tokenizer"] or {}, set(byte_level_bytes())
+    """True for the byte-level BPE that :func:`train_subwords` makes, with nothing added."""
+    model = value["model"]
+    split = value["pre_tokenizer"] or {}
+    letters = set(byte_level_bytes())
     options = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
     return (
         (model["type"], split.get("type")) == ("BPE", "ByteLevel")
@@ -276,7 +283,8 @@ def _is_byte_level(value: Any) -> bool:
 def _without_first_space(value: dict[str, Any]) -> dict[str, Any]:
     """The tokeniser without the space that it adds before a text and removes again: texts are read in
     pieces. If spaces are removed first, each word keeps its own."""
-    split, normalizer = value["pre_tokenizer"] or {}, value["normalizer"]
+    split = value["pre_tokenizer"] or {}
+    normalizer = value["normalizer"]
     if split.get("type") == "Metaspace":
         for part in (split, *(p for p in _nested(value["decoder"]) if p["type"] == "Metaspace")):
             part |= {"prepend_scheme": "never"}
@@ -309,7 +317,8 @@ def _growth(steps: Any) -> int:
     growth = 1
     for part in _nested(steps):
         if part["type"] == "Replace":
-            pattern, content = part["pattern"], len(part["content"])
+            pattern = part["pattern"]
+            content = len(part["content"])
             if pattern.get("String"):
                 growth *= max(1, -(-content // len(pattern["String"])))
             else:

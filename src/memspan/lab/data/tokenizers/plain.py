@@ -127,7 +127,8 @@ class WordTokenizer(Tokenizer):
     def __init__(self, words: list[str], lower_case: bool = False) -> None:
         # Refuses half of a surrogate pair, and what is not text.
         "".join(words).encode()
-        self.words, self.lower_case = words, bool(lower_case)
+        self.words = words
+        self.lower_case = bool(lower_case)
         self._ids = {word: i for i, word in enumerate(words)}
         self.unknown = self._ids.get(UNKNOWN, self._ids.get(UNKNOWN.upper()))
 
@@ -140,7 +141,8 @@ class WordTokenizer(Tokenizer):
         words = split_words(read.lower() if self.lower_case else read)
         if END_OF_LINE not in self._ids:
             words = (word for word in words if word != END_OF_LINE)
-        get, unknown = self._ids.get, self.unknown
+        get = self._ids.get
+        unknown = self.unknown
         if unknown is not None:
             return np.fromiter((get(word, unknown) for word in words), dtype=self.dtype)
         try:

@@ -23,7 +23,7 @@ KINDS: dict[str, type[Tokenizer]] = {
     "library": library.LibraryTokenizer,
 }
 OURS = b'{"sha256": '
-"""How the files of :meth:`Tokenizer.save` begin."""
+"""The beginning of files of :meth:`Tokenizer.save`."""
 
 
 def train_tokenizer(

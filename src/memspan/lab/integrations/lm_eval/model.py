@@ -250,7 +250,7 @@ class MemspanLM(LM):
 
 
 def _sampling(options: dict[str, Any]) -> Sampling:
-    """How tokens are drawn, from the harness's options: greedily unless ``do_sample``.
+    """The options of sampling by the harness's: greedily unless ``do_sample``.
 
     The draws follow torch's seed, which the harness sets.
 
