@@ -112,7 +112,7 @@ class LayerMemory:
 
     def __post_init__(self) -> None:
         """Refuse fields that the operations below do not know: anything but dense tensors."""
-        for name, value in vars(self).items():
+        for name, value in self.tensors().items():
             if not isinstance(value, Tensor):
                 raise MemspanError(f"a memory's {name} must be a tensor, not {reprlib.repr(value)}")
             if value.layout != torch.strided or value.is_nested:
@@ -123,8 +123,11 @@ class LayerMemory:
     def zeros(cls, weight: Tensor, rows: int, sizes: Mapping[str, tuple[int, ...]]) -> Self:
         """An empty memory with fields of these ``sizes`` per row, on the device and of the type of
         ``weight``, but at least float32; a field of size ``()`` is int64."""
-        kinds = torch.int64, torch.promote_types(weight.dtype, torch.float32)
-        fields = {n: weight.new_zeros(rows, *s, dtype=kinds[bool(s)]) for n, s in sizes.items()}
+        real = torch.promote_types(weight.dtype, torch.float32)
+        fields = {
+            name: weight.new_zeros(rows, *size, dtype=real if size else torch.int64)
+            for name, size in sizes.items()
+        }
         return cls(**fields)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:

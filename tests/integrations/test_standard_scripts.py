@@ -94,6 +94,8 @@ def test_padding_on_the_left_trains_as_on_the_right(steps: int, tmp_path: Path) 
             gradient_accumulation_steps=steps,
             train_sampling_strategy="sequential",
         )
+        if not hasattr(training, "_loss_shifts_labels"):
+            pytest.skip("this release of transformers counts labels that no model can score")
         training.data_collator.tokenizer.padding_side = side
         losses[side] = training.train().training_loss
     assert losses["left"] == pytest.approx(losses["right"], rel=1e-6 if steps == 1 else 1e-2)

@@ -33,6 +33,8 @@ def test_values_come_back_from_their_leaves(name: str) -> None:
 @torch.no_grad()
 # Of torch's own LSTM.
 @pytest.mark.filterwarnings("ignore:The tensor attributes .*_flat_weights")
+# Of torch 2.10's own reading.
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")
 @pytest.mark.parametrize("name", ONE_OF_EACH.values())
 def test_a_step_is_exported(name: str) -> None:
     """To a file, with its memory as a value that goes in and comes out, as often as one likes, and for
