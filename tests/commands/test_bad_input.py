@@ -87,7 +87,7 @@ MISTAKES = {
         "has 64 tokens and no tokeniser, and bytes are 256: give its tokeniser"
     ),
     "measure models.py:few --tokenizer bytes": (
-        "has 64 tokens, but this tokeniser gives the text others"
+        "has 64 tokens, and this tokeniser's ids go beyond them"
     ),
     "measure models.py:headless": (
         "where logits are [B, T, 256]: give one with a language model's head"

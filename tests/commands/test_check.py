@@ -39,7 +39,7 @@ OUTCOMES = {
 
 
 @pytest.mark.parametrize("target", OUTCOMES)
-def test_what_holds(run: Path, target: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prints_laws_that_hold(run: Path, target: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("small.toml").write_text(PRESET)
     laws = ",".join(OUTCOMES[target])
     said = printed(capsys, "check", target, "--laws", laws, "--budget", "30")
@@ -48,7 +48,7 @@ def test_what_holds(run: Path, target: str, capsys: pytest.CaptureFixture[str]) 
     assert ("by design" in said) == ("not-offered" in said)
 
 
-def test_what_is_broken(capsys: pytest.CaptureFixture[str]) -> None:
+def test_prints_broken_laws_with_their_cases(capsys: pytest.CaptureFixture[str]) -> None:
     """Status 1, a report, and a script that needs the file of the model alone."""
     for path in ("-", "report.json"):
         options = ["--laws", "cuts", "--scripts", "out", "--seed", "3", "--json", path]
@@ -98,7 +98,7 @@ def test_models_are_given_as_they_are() -> None:
         ("claiming", "Claims.lengths: 'window' must be at least 1 token, not 0: leave it out"),
     ],
 )
-def test_a_model_that_is_none_is_a_line(
+def test_refuses_objects_that_are_no_models(
     target: str, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stop:
@@ -112,7 +112,7 @@ def test_a_model_that_is_none_is_a_line(
     ("target", "detail"),
     [("ignores", "the state that was passed has no effect"), ("stopping", "it raised SystemExit")],
 )
-def test_where_no_law_can_be_tried_the_status_is_two(
+def test_status_is_two_if_no_law_can_be_tried(
     target: str, detail: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stop:

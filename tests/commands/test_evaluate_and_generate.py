@@ -30,7 +30,9 @@ def scored(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
     return found
 
 
-def test_another_span_than_in_training(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluates_with_another_attention_span(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Trained with span segment, read with a fixed one and clamped distances."""
     other = ["--attention-span", "fixed", "--clamp-length", "5"]
     longer = ["--tokens", "90", "--memory-length", "20"]
@@ -88,7 +90,7 @@ def test_a_text_is_scored_on_top_of_a_memory(run: Path, capsys: pytest.CaptureFi
 def test_losses_of_all_tokens_are_written(
     run: Path, capsys: pytest.CaptureFixture[str], borders: list[int]
 ) -> None:
-    """Those of a stream after the last token of the one before, from an empty memory."""
+    """Each stream begins after the last token of the one before, with an empty memory."""
     how = ["--split", "train", "--tokens", "50", "--batch-size", str(len(borders) - 1)]
     how += ["--segment-length", "5", "--attention-span", "fixed", "--per-token", "losses.jsonl"]
     scores = scored(capsys, *how)
@@ -112,7 +114,7 @@ def test_losses_of_all_tokens_are_written(
 def test_a_text_from_standard_input_is_scored(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As a whole, unless a part of it is asked for."""
+    """All of it, unless a part is asked for."""
     for split, options in {"all": [], "validation": ["--split", "validation"]}.items():
         of_file = scored(capsys, "--corpus", "text.txt", "--split", split)
         pipe(monkeypatch, TEXT)
@@ -174,7 +176,7 @@ def test_a_prompt_may_come_from_standard_input(
     os.close(start)
 
 
-def test_what_is_written_is_printed_as_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prints_samples_as_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write = ["generate", "run", "--prompt", "ab", "--tokens", "9", "--seed", "1", "--samples", "2"]
     found = json.loads(printed(capsys, *write, "--json"))
     assert (found["run"], found["prompt"]) == ("run", "ab")

@@ -58,7 +58,7 @@ def tiny(name: str) -> Run:
         (Sampling(1, top_k=2, top_p=0.6), [1, 0, 0, 0]),
     ],
 )
-def test_filters(sampling: Sampling, expected: list[float]) -> None:
+def test_filters_keep_the_right_tokens(sampling: Sampling, expected: list[float]) -> None:
     assert probabilities(LOGITS, sampling)[0].tolist() == pytest.approx(expected)
 
 
@@ -126,7 +126,7 @@ def test_words_continue_a_prompt_after_a_space() -> None:
             generate(run, prompts)
 
 
-def test_unknown_tokens_of_a_prompt_are_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_reports_unknown_tokens_of_a_prompt(caplog: pytest.LogCaptureFixture) -> None:
     for kind, says in {
         "characters": "3 of 8 tokens of the prompt are",
         "words": "1 of 2 tokens",
@@ -203,7 +203,7 @@ def test_a_sample_ends_at_the_first_stop_string(pieces: list[str], stops: list[s
 
 
 def test_memory_covers_what_was_written_and_no_more() -> None:
-    """Of a sample that a string has stopped, while the other goes on."""
+    """One sample is stopped by a string, while the other goes on."""
     run = tiny("feedback")
     how = {"tokens": 12, "sampling": GREEDY}
     full = generate(run, ["x", "yy"], **how)
@@ -221,7 +221,7 @@ def test_memory_covers_what_was_written_and_no_more() -> None:
         torch.testing.assert_close(writer.memory[row].tensors(), alone.tensors())
 
 
-def test_mistakes() -> None:
+def test_mistakes_are_refused() -> None:
     run = tiny("transformer-xl")
     three = concatenate([run.model.initial_memory(1)] * 3)
     for says, mistake in {

@@ -73,7 +73,7 @@ def test_presets_are_configs_and_say_how_to_run_them(name: str) -> None:
     assert re.search(r"\b(19|20)\d\d\b", header[0]), "the paper and its year"
 
 
-def test_data_list(capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_list_prints_every_corpus(capsys: pytest.CaptureFixture[str]) -> None:
     rows = json.loads(printed(capsys, "data", "list", "--json"))
     assert rows == json.loads(json.dumps(list_corpora()))
     said = printed(capsys, "data", "list")
@@ -82,7 +82,7 @@ def test_data_list(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def broken_output(kind: str) -> TextIO:
-    """What standard output is after its reader has gone, or on a full disk."""
+    """A standard output whose reader has gone, or on a full disk."""
     if kind == "closed pipe":
         reader, writer = os.pipe()
         os.close(reader)
@@ -120,10 +120,8 @@ def test_any_output_encoding_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
     assert b"?" in output.buffer.getvalue()  # type: ignore[attr-defined]
 
 
-def test_files_left_out_and_other_encodings_are_said(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Where a text is read: once in each verb, beside the result."""
+def test_reports_skipped_files_and_encodings(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each verb that reads a text reports them once, beside the result."""
     Path("folder").mkdir()
     Path("folder/a.txt").write_bytes(TEXT)
     Path("folder/empty.txt").touch()

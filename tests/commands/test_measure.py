@@ -35,7 +35,9 @@ def words(text_file: None) -> None:
 
 
 @pytest.mark.plots
-def test_the_verb(run: Path, words: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_measure_prints_and_writes_numbers(
+    run: Path, words: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     quick = ["--longest", "64", *PLENTY]
     said = printed(capsys, "measure", "run", "words", "--out", "report", *quick)
     assert "different tokenisers" in said
@@ -78,7 +80,7 @@ def test_the_picture_marks_each_span(run: Path, monkeypatch: pytest.MonkeyPatch)
     assert [line.get_color() for line in upright] == [line.get_color() for line in curves[:2]]
 
 
-def test_what_a_report_says_beside_the_numbers(run: Path) -> None:
+def test_report_has_notes_on_the_numbers(run: Path) -> None:
     long, short = (memspan.measure("run", longest=n, budget=1000) for n in (64, 16))
     (few,) = Report([long]).notes
     assert "measured on 8 blocks of text, and intervals from fewer than 50 are rough" in few
@@ -123,9 +125,7 @@ def test_a_run_that_fails_loses_no_other(run: Path, capsys: pytest.CaptureFixtur
     assert found["span"] is not None
 
 
-def test_what_is_done_is_kept_after_an_interrupt(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keeps_results_after_an_interrupt(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -169,8 +169,10 @@ def test_a_picture_shows_names_as_they_are_and_may_fail(
     assert not Path(name, "measure.png").exists()
 
 
-def test_a_model_that_is_no_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Beside a run, on the same tokens."""
+def test_measures_a_foreign_model_beside_a_run(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run beside it reads the same tokens."""
     options = ["--corpus", "text.txt", "--longest", "64", *PLENTY]
     said = printed(capsys, "measure", "models.py:made", "run", *options)
     found = json.loads(Path("measure.json").read_text())
@@ -202,7 +204,7 @@ def test_a_model_by_its_object_and_of_other_tokens(run: Path, words: None) -> No
 
 
 @pytest.mark.usefixtures("text_file")
-def test_a_state_without_effect_is_refused_and_that_there_is_none_is_said() -> None:
+def test_refuses_a_state_without_effect() -> None:
     logits = torch.nn.Embedding(256, 256)
     options: dict[str, Any] = {"corpus": "text.txt", "longest": 16, "budget": 1000}
     inputs = Inputs(vocab_size=256)

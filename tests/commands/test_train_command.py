@@ -63,7 +63,7 @@ def typed(line: str) -> list[str]:
 def test_commands_on_the_screen_can_be_typed_as_they_are(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """That which resumes after Ctrl-C, and those that are said to be next."""
+    """The command that resumes after Ctrl-C, and those shown as next steps."""
     # Without --data.corpus: what is trained on with no options comes along.
     # The status is that of a process which the signal has ended: what was stopped is not done.
     with (
@@ -120,7 +120,7 @@ def test_a_text_from_standard_input_is_kept_beside_the_run(
 
 
 def test_trainings_that_start_at_once_have_folders_of_their_own() -> None:
-    """And one that is refused leaves none."""
+    """A refused training leaves none."""
     config = RunConfig(model=TransformerXLConfig(), data=DataConfig("text.txt"))
     # What another process makes after this one has looked for a name.
     taken = [Path("runs/transformer-xl-text-1"), Path("runs/transformer-xl-text-2")]

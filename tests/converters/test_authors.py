@@ -80,7 +80,7 @@ def model_object(path: Path, theirs: Make) -> nn.Module:
 @pytest.mark.golden
 @pytest.mark.parametrize("form", ["object", "old object", "state dict", "wrapped"])
 @pytest.mark.parametrize("path", parameters("kimi_xl"))
-def test_recorded_models(
+def test_converts_recorded_models(
     path: Path, form: str, tmp_path: Path, theirs: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     g = Golden(path)
@@ -122,7 +122,7 @@ def test_recorded_models(
         (["101", "32", "200"], "enwik8", b"e\n\xc8 e", [0, 2, 1, 0]),
     ],
 )
-def test_data_sets_of_characters(
+def test_reads_the_text_of_character_data_sets(
     words: list[str], corpus: str, text: bytes, ids: list[int], tmp_path: Path
 ) -> None:
     """Their scripts write each as a word; here the text itself is read."""
@@ -144,7 +144,7 @@ def test_data_sets_of_characters(
 
 @pytest.mark.golden
 @pytest.mark.parametrize("path", parameters("kimi_xl")[:1])
-def test_mistakes(path: Path, tmp_path: Path, theirs: Make) -> None:
+def test_mistakes_are_refused(path: Path, tmp_path: Path, theirs: Make) -> None:
     g = Golden(path)
     file = tmp_path / "model.pt"
 

@@ -1,4 +1,4 @@
-"""What cannot be converted: one line that names the file and what to do, and nothing is left behind."""
+"""Checkpoints that cannot be converted get one line with the file and a remedy, and leave nothing."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ if hasattr(os, "mkfifo"):
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistakes(
+def test_damaged_checkpoints_are_refused(
     mistake: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -204,7 +204,7 @@ def test_mistakes(
     assert not (tmp_path / "ran").exists(), "it ran"
 
 
-def test_folders(source: Path, tmp_path: Path) -> None:
+def test_folders_that_are_no_checkpoints_are_refused(source: Path, tmp_path: Path) -> None:
     """No folder, a folder that is taken, a run of ours."""
     with pytest.raises(MemspanError, match="does not download checkpoints: put the files"):
         memspan.convert("transfo-xl/transfo-xl-wt103", tmp_path / "out")
@@ -233,7 +233,7 @@ def test_a_run_that_cannot_be_written_leaves_nothing(source: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_plain_pickles(protocol: int, tmp_path: Path) -> None:
+def test_reads_plain_pickles_of_every_protocol(protocol: int, tmp_path: Path) -> None:
     """Plain data of every protocol comes back as it was; what holds itself does, too."""
     value = {"a": [1, -2, 3.5, None, True, "é\n"], 2**70: {}, None: (1, (2,), ()), "n": "x" * 300}
     path = tmp_path / "vocab.pkl"

@@ -34,8 +34,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.golden
 @pytest.mark.parametrize("path", parameters("hf_transfo_xl"))
-def test_recorded_models(path: Path, tmp_path: Path) -> None:
-    """Those whose outputs are compared in ``test_golden_transformer_xl.py``: from a folder made of
+def test_converts_recorded_models(path: Path, tmp_path: Path) -> None:
+    """The models whose outputs are compared in ``test_golden_transformer_xl.py``, from a folder made of
     the recorded tensors, and from the genuine one where that was kept."""
     expected, _ = model_of(Golden(path, torch.float32), tmp_path / "made")
     sources = [tmp_path / "made"]
@@ -52,7 +52,7 @@ def test_recorded_models(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_options(case: str, tmp_path: Path) -> None:
+def test_options_are_converted(case: str, tmp_path: Path) -> None:
     """Options that the recorded models lack, against an implementation of the equations."""
     options = OPTIONS | CASES[case]
     tensors = random_tensors(options)
@@ -76,7 +76,7 @@ def test_a_bare_config_means_what_transformers_says(source: Path, tmp_path: Path
     assert configs[0] == configs[1]
 
 
-def test_parts_and_other_precisions(source: Path, tmp_path: Path) -> None:
+def test_reads_shards_and_other_precisions(source: Path, tmp_path: Path) -> None:
     """Weights in several files, in float16."""
     halves = {n: t.half() for n, t in random_tensors(OPTIONS).items()}
     whole = write(tmp_path / "whole", OPTIONS, halves)
@@ -94,7 +94,7 @@ def test_parts_and_other_precisions(source: Path, tmp_path: Path) -> None:
     assert one.fingerprint() == two.fingerprint()
 
 
-def test_the_run_is_a_run(source: Path, tmp_path: Path) -> None:
+def test_a_converted_run_evaluates_generates_and_trains(source: Path, tmp_path: Path) -> None:
     """It is scored, writes and is trained on, with another number of rows from its start only, and on
     records of one's own."""
     text = tmp_path / "text.jsonl"
@@ -121,7 +121,7 @@ def test_the_run_is_a_run(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.golden
-def test_the_genuine_vocabulary(tmp_path: Path) -> None:
+def test_reads_the_genuine_vocabulary(tmp_path: Path) -> None:
     """All three files of it, as words whose ids are the recorded ones."""
     genuine = [p.parent for p in (folder() / "hf_transfo_xl").glob("*/tokenizer_reference.json")]
     if not genuine:

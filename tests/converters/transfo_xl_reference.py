@@ -65,7 +65,7 @@ def layer(c: dict[str, Any], t: Tensors, name: str, before: Tensor, h: Tensor) -
 
 
 def attend(c: dict[str, Any], t: Tensors, name: str, slots: Tensor) -> Tensor:
-    """What the last of ``slots [S, D]`` attends to in all of them."""
+    """Attention of the last of ``slots [S, D]`` to all of them."""
     shape = (-1, c["n_head"], c["d_head"])
     d = c["d_model"]
     distances = torch.arange(len(slots)).flip(0).double()

@@ -45,7 +45,7 @@ def test_position_splits_lose_no_byte_and_cut_no_character(documents: list[bytes
 
 
 @pytest.mark.parametrize("name", ["x" * 5000, "~no-such-user/text", "a\0b", "", "enwik", "../no"])
-def test_names_that_are_nothing_get_one_line(name: str) -> None:
+def test_unknown_names_get_one_line(name: str) -> None:
     with pytest.raises(MemspanError) as refusal:
         load_corpus(name)
     assert "\n" not in str(refusal.value)
@@ -67,7 +67,7 @@ def test_few_files_are_cut_by_position_and_many_by_file(tmp_path: Path) -> None:
     assert all(set(texts) <= set(again[name]) for name, texts in by_file.items())
 
 
-def test_the_standard_library_is_whole_python_without_tests() -> None:
+def test_standard_library_corpus_is_python_without_tests() -> None:
     corpus = load_corpus("python-stdlib")
     sizes = {name: sum(map(len, documents)) for name, documents in corpus.splits.items()}
     assert sizes["train"] > 5_000_000
@@ -93,7 +93,7 @@ def test_every_named_corpus_has_a_row(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["tiny-shakespeare", "wikitext-103"])
 def test_a_named_corpus_has_its_official_splits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if their files were downloaded."""
+    """The files stand in for downloads."""
     parts = (b"ab" * 90, b"cd" * 10, b"e")
     zipped = io.BytesIO()
     with zipfile.ZipFile(zipped, "w") as archive:
@@ -111,13 +111,13 @@ def test_a_named_corpus_has_its_official_splits(name: str, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("name", ["enwik8", "text8"])
-def test_official_cuts_of_large_corpora(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_corpora_are_cut_as_is_customary(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(named, "_member", lambda source, file: {name: bytes(100_000_000)}[file])
     edges = [(text.start, text.stop) for (text,) in CORPORA[name].read().values()]
     assert edges == [(0, 90_000_000), (90_000_000, 95_000_000), (95_000_000, 100_000_000)]
 
 
-def test_a_file_that_is_named_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_keeps_a_named_file_as_it_is(tmp_path: Path) -> None:
     """Its bytes can be modelled; of a folder or glob it is left out."""
     picture = b"\x89PNG\0\0"
     (tmp_path / "a.png").write_bytes(picture)
@@ -192,7 +192,7 @@ def test_a_link_between_splits_is_noticed(link: str, tmp_path: Path) -> None:
 
 
 def test_a_data_set_has_its_own_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without one for validation, the end of its training text is that; of several, the first with
+    """The end of the training text stands in for a missing validation split; of several, the first with
     text."""
     names = ("train", "test", "valid")
     train, test, valid = ([Text.of(f"{x} {n}".encode()) for n in range(100)] for x in names)

@@ -107,7 +107,7 @@ def test_a_download_that_breaks_off_often_gets_there(server: Server, folder: Pat
     ],
     ids=["whole", "no ranges", "spoilt", "too large", "nonsense", "absent"],
 )
-def test_a_server_and_what_is_there(
+def test_a_download_succeeds_or_says_why_not(
     manner: str, part: bytes | None, says: str, server: Server, folder: Path
 ) -> None:
     server.manner = manner
@@ -135,7 +135,7 @@ def test_a_file_put_by_hand_needs_no_network_but_must_be_the_one(folder: Path) -
 def test_a_user_without_a_home_is_told_where_to_put_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in containers that run under any number."""
+    """Containers may run under any number."""
     monkeypatch.delenv("MEMSPAN_CACHE", raising=False)
     monkeypatch.setattr(platformdirs, "user_cache_dir", _no_home)
     text = tmp_path / "t.txt"

@@ -40,7 +40,7 @@ ALPHABET = pre_tokenizers.ByteLevel.alphabet()
 
 
 def _gpt_2() -> tokenizers.Tokenizer:
-    """With what its users add, which is left out."""
+    """A tokeniser with users' additions, which are left out."""
     made = tokenizers.Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
@@ -140,7 +140,7 @@ def test_any_model_is_read(
     assert ours.count_unknown(lost) or ours.decode(lost) == strange
 
 
-def test_where_words_may_have_spaces_a_document_is_one_piece() -> None:
+def test_reads_a_document_whole_if_words_may_have_spaces() -> None:
     made = tokenizers.Tokenizer(models.WordLevel({"to be": 0, " ": 1, "[UNK]": 2}, "[UNK]"))
     made.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex("to be|cut\\) --|."), "isolated")
     made.save("own.json")
@@ -148,7 +148,7 @@ def test_where_words_may_have_spaces_a_document_is_one_piece() -> None:
     assert (piece, ids.tolist()) == (b"to be to be", [0, 1, 0])
 
 
-def test_what_is_not_restored_has_no_bits_per_byte(caplog: pytest.LogCaptureFixture) -> None:
+def test_leaves_out_bits_per_byte_of_texts_not_restored(caplog: pytest.LogCaptureFixture) -> None:
     theirs = _gpt_2()
     theirs.normalizer = normalizers.Lowercase()
     theirs.save("own.json")
@@ -166,7 +166,7 @@ def test_what_is_not_restored_has_no_bits_per_byte(caplog: pytest.LogCaptureFixt
         assert memspan.evaluate("run", "low.txt", split="all").bits_per_byte
 
 
-def test_what_is_no_tokenizer_is_refused() -> None:
+def test_refuses_files_that_are_no_tokenizers() -> None:
     path = Path("own.json")
     whole = json.loads(_gpt_2().to_str())
     model = whole["model"]

@@ -68,7 +68,7 @@ def test_paths_are_made_absolute_and_other_names_are_not() -> None:
         ({"train": "a\n"}, "train's name 'a\\\\n' has control characters"),
     ],
 )
-def test_texts_that_are_no_splits(texts: dict[str, str], says: str) -> None:
+def test_refuses_texts_that_are_no_splits(texts: dict[str, str], says: str) -> None:
     with pytest.raises(MemspanError, match=says):
         load_corpus(DataConfig(**texts).texts)
 

@@ -67,7 +67,7 @@ def test_encodings_are_recognised(text: str, encoding: str, repeats: int) -> Non
         (b"\xff\x01" * 9, None),
     ],
 )
-def test_encodings_that_are_not_guessed(content: bytes, expected: str | None) -> None:
+def test_leaves_some_encodings_unguessed(content: bytes, expected: str | None) -> None:
     assert encoding_of(content) == expected
 
 

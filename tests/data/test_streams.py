@@ -25,7 +25,7 @@ DOCUMENTS = st.none() | ENDS.map(lambda ends: [0, *sorted(ends)])
 def assert_reads(
     segment: Segment, first: list[int], length: int, n: int, starts: list[int] | None, again: bool
 ) -> None:
-    """Of a text of ``n`` tokens, token ``p`` being ``100 + p``, its targets are the ``length`` from
+    """A segment of a text of ``n`` tokens ``100 + p``, whose targets are the ``length`` from
     ``first`` on in each row; ``again``: the text begins anew."""
     positions = np.array(first)[:, None] + np.arange(length)
     inside = positions < n
@@ -47,7 +47,7 @@ def assert_reads(
 def test_rows_are_read_side_by_side_and_again(
     n: int, rows: int, length: int, starts: list[int] | None
 ) -> None:
-    """Without documents, the first token is only an input."""
+    """The first token is only an input if there are no documents."""
     text = np.arange(100, 100 + n, dtype=np.uint8)
     skipped = int(starts is None)
     of_row = (n - skipped) // rows

@@ -113,8 +113,10 @@ def test_text_that_is_not_utf8_says_what_to_do(kind: str) -> None:
         tokenizer.encode(b"\xe9t\xe9")
 
 
-def test_what_subwords_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Room for every byte, and an extra."""
+def test_subwords_need_room_for_bytes_and_a_library(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A vocabulary has room for every byte; the library is an extra."""
     with pytest.raises(MemspanError, match="at least 256"):
         train_tokenizer("subwords", [b"abc"], 255)
     assert train_tokenizer("subwords", [b"abc " * 9], 256).vocab_size == 256
@@ -172,7 +174,9 @@ def test_token_files_keep_tokens_and_documents(tmp_path: Path) -> None:
     ],
     ids=["truncated", "flipped", "header", "value", "older"],
 )
-def test_damaged_token_files(tmp_path: Path, suffix: str, old: bytes, new: bytes) -> None:
+def test_damaged_token_files_are_refused(
+    tmp_path: Path, suffix: str, old: bytes, new: bytes
+) -> None:
     path = tmp_path / "t.bin"
     write_tokens(path, [[(bytes(100), np.arange(100))]], ByteTokenizer())
     file = path.with_suffix(suffix)

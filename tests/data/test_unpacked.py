@@ -30,7 +30,7 @@ def _write(name: str, content: bytes) -> Path:
 
 
 def _zip(content: bytes, *names: str) -> bytes:
-    """As macOS makes it."""
+    """A zip archive as macOS makes it."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in names or ("folder/t.txt",):
@@ -49,7 +49,7 @@ PACKED = {
 
 
 def _documents(name: str, field: str = "text") -> list[bytes]:
-    """In one split, which cuts none."""
+    """All documents, in one split, which cuts none."""
     splits = load_corpus({"test": name}, field).splits
     return [text.read() for documents in splits.values() for text in documents]
 
@@ -95,7 +95,7 @@ FILES: dict[str, tuple[bytes, list[bytes] | str]] = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_the_documents_of_a_file_in_a_folder(name: str) -> None:
+def test_reads_each_kind_of_file_in_a_folder(name: str) -> None:
     """The folder itself may be in a hidden one."""
     content, holds = FILES[name]
     _write(f".mine/texts/{name}", content)
@@ -128,7 +128,7 @@ def test_a_changed_file_is_unpacked_anew(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("name", ["t.txt.gz", "t.jsonl.gz", "t.bz2", "t.xz", "t.zip"])
-def test_zipped_files_that_are_cut_short(name: str) -> None:
+def test_refuses_compressed_files_cut_short(name: str) -> None:
     lines = "".join(json.dumps({"text": str(n**5)}) + "\n" for n in range(3000))
     path = _write(name, lines.encode())
     whole = path.read_bytes()

@@ -138,7 +138,7 @@ def test_a_saved_data_set_keeps_its_splits(monkeypatch: pytest.MonkeyPatch) -> N
     refused("dict", "pip install datasets")
 
 
-def test_another_data_set_with_the_same_fingerprint() -> None:
+def test_tells_data_sets_of_one_fingerprint_apart() -> None:
     """Which a stranger may write into theirs: what is read is each data set's own text."""
     for name, texts in {"mine": TEXTS, "theirs": ["zqx\n"] * 30}.items():
         data_set(texts).save_to_disk(name)
@@ -148,7 +148,7 @@ def test_another_data_set_with_the_same_fingerprint() -> None:
         assert "".join(itertools.chain(*documents(name).values())) == text
 
 
-def test_what_is_no_text_is_refused_unread() -> None:
+def test_refuses_columns_without_text_unread() -> None:
     """An image would be decoded first; here it cannot be."""
     columns = {"image": [{"bytes": b"no image", "path": None}], "id": [1], "words": [["a"]]}
     whole = datasets.Dataset.from_dict(columns)
@@ -172,7 +172,7 @@ def test_a_path_leads_to_texts_inside_a_row() -> None:
         refused(name, r"row 1: id is of type int|has no 'id", "id[].content")
 
 
-def test_a_name_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_a_name_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not missing("hf:me/ducks")
     assert located("hf:me/ducks") == "hf:me/ducks"
     asked: list[tuple[str, ...]] = []

@@ -1,4 +1,4 @@
-"""What architectures say about their attention, and about what they write."""
+"""Architectures' reports on their attention, and on what they write."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_compressed_slots_stand_for_the_middle_of_their_tokens() -> None:
     "name", ["fast-delta", "fast-sum", "fast-sum-attention", "fast-delta-elu-attention"]
 )
 @torch.no_grad()
-def test_what_is_kept_of_a_value_is_what_its_write_still_adds(name: str) -> None:
+def test_retention_matches_remaining_write(name: str) -> None:
     """The same tokens are read from memories with and without the first token's write."""
     backbone = CASES[name].model().backbone
     assert isinstance(backbone, FastWeights)
@@ -106,7 +106,7 @@ def looking(
 
 
 def test_attention_is_added_up_by_distance(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By hand: two rows and heads, two tokens and three keys, one of them in memory."""
+    """Two rows and heads, two tokens and three keys, one of them in memory, summed by hand."""
     mean = torch.tensor([[0.25, 0.25, 0.5], [0.5, 0.375, 0.125]])
     apart = torch.tensor([0.125, 0.0, -0.125])
     weights = torch.stack([mean + apart, mean - apart]).expand(2, -1, -1, -1)
@@ -126,7 +126,7 @@ def test_attention_is_added_up_by_distance(monkeypatch: pytest.MonkeyPatch) -> N
     assert layer.mean_distance == pytest.approx(1.5625)
 
 
-def test_what_is_kept_is_told_after_powers_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retention_is_measured_after_powers_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = torch.arange(9.0, 0, -1)[None] / 9
     rank = torch.tensor([2.5])
     subject, looked = looking(monkeypatch, "write_retention", WriteRetention(kept, rank, 4))

@@ -7,7 +7,7 @@ import math
 from memspan.lab.measurement.report import with_gaps
 
 
-def test_no_line_runs_through_what_was_not_measured() -> None:
+def test_lines_have_gaps_where_nothing_was_measured() -> None:
     """Gaps between memory lengths 0, 16 and 32; none of history, where every octave was measured."""
     places, values = with_gaps([0, 16, 32], [3.0, 2.0, 1.0])
     assert places == [0, 16, 16, 32]

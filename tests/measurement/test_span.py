@@ -1,4 +1,4 @@
-"""What is measured, on models whose span is known."""
+"""Measurements on models whose span is known."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_history_has_n_tokens_or_up_to_an_eighth_more() -> None:
 @pytest.mark.parametrize(("skewed", "at_least"), [(False, 0.93), (True, 0.9)])
 @pytest.mark.parametrize("n", [8, 64])
 def test_intervals_of_few_blocks_cover(skewed: bool, at_least: float, n: int) -> None:
-    """Where they are skewed, few targets cost all of the difference."""
+    """In skewed blocks, few targets cost all of the difference."""
     draws = np.random.default_rng(n)
     shape = (1000, n, 64)
     nats = draws.normal(0.05, 1, shape)

@@ -58,12 +58,12 @@ class TrainArguments(Generic[M]):
     out: Path | None = None
     """Run folder to write (None: a new one in runs/)."""
     init_from: Path | None = None
-    """Start from the weights of this run or checkpoint that fit. Without --preset, its model's options
-    and its tokeniser are those to start from, too. Its architecture is the same, or another of the same
-    width whose parts mean the same. Prints which were taken."""
+    """Initialise from this run or checkpoint, of the same architecture or another of the same width:
+    every weight that fits is copied, and listed. Without --preset, its model's options and its
+    tokeniser are copied as well."""
     resume: Path | None = None
-    """Run folder to continue, bit for bit. Options of training and of the optimiser given with it, such
-    as --train.steps, replace the run's from here on."""
+    """Run folder to continue, bit for bit. Options of training and of the optimiser, such as
+    --train.steps, replace the run's from here on."""
     nproc: int = 1
     """Processes on this machine, which share the rows of the batch equally. With --resume their number
     may differ from before. On several machines: torchrun -m memspan train."""
@@ -71,7 +71,7 @@ class TrainArguments(Generic[M]):
     dry_run: bool = False
     """Do not train or write a folder; print parameters, memory per process, speed, disk and hours for
     --nproc processes. The speed is that of a few updates on made-up text, with fewer rows if the model
-    is large. Ends with status 2 if the run does not fit the memory."""
+    is large. Exits with status 2 if the run does not fit in memory."""
 
     modules: Modules = ()
 

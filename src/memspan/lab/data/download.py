@@ -64,7 +64,9 @@ class Source:
             ) from None
         if _sha256(part) != self.sha256:
             part.unlink()
-            raise MemspanError(f"what {url} sent has a wrong SHA-256: try again, or {by_hand}")
+            raise MemspanError(
+                f"the download from {url} has a wrong SHA-256: try again, or {by_hand}"
+            )
         os.replace(part, path)
         return path
 

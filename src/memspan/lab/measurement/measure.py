@@ -208,7 +208,7 @@ def _fitting(n_tokens: int, longest: int, split: str) -> tuple[int, list[str]]:
     """The longest distance that this many tokens allow, a power of two, and what that leaves out."""
     if n_tokens < LEAST_TOKENS:
         raise MemspanError(
-            f"measuring needs at least {LEAST_TOKENS} tokens, and what was asked for ({split}) has "
+            f"measuring needs at least {LEAST_TOKENS} tokens, and the split {split} has "
             f"{n_tokens}: give a longer text (--corpus)"
             + (f", or the whole of this one (--split {ALL})" if split != ALL else "")
         )

@@ -154,7 +154,7 @@ def subject_of(
     if tokens.max(initial=0) >= vocab_size:
         # Not by the vocabulary's size: a tokeniser may have more special tokens than the model.
         raise MemspanError(
-            f"{name} has {vocab_size:,} tokens, but this tokeniser gives the text others: give the "
+            f"{name} has {vocab_size:,} tokens, and this tokeniser's ids go beyond them: give the "
             "one that the model was trained with (--tokenizer)"
         )
     left_out = []
