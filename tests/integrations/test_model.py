@@ -1,4 +1,4 @@
-"""What transformers computes with a model of ours is what memspan computes, for every architecture."""
+"""Exported models compute in transformers what memspan computes, for every architecture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether another library can be used here; ask before importing it."""
+"""Check that another library can be used, before it is imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``generate`` carries from call to call: a memory instead of keys and values."""
+"""Memory as the cache that ``generate`` carries from call to call."""
 
 from __future__ import annotations
 

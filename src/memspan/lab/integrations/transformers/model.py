@@ -198,7 +198,7 @@ class MemspanForCausalLM(MemspanPreTrainedModel, GenerationMixin):
         past_key_values: MemspanCache | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """What ``generate`` passes to :meth:`forward`: the new part of ``input_ids``.
+        """Prepare the arguments of :meth:`forward`: the new part of ``input_ids``.
 
         Raises:
             MemspanError: the cache has read all of ``input_ids``, or they are empty.
