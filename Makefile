@@ -41,7 +41,7 @@ newest: ## run tests/integrations with the newest versions of all libraries but 
 	$(PYTHON) -m venv .newest-venv
 	grep '^torch==' constraints.txt > .newest-venv/torch.txt
 	.newest-venv/bin/pip install --quiet --disable-pip-version-check -c .newest-venv/torch.txt -e '.[dev,all]' -e ./packages/statelaws
-	.newest-venv/bin/pytest -n 2 tests/integrations --deselect tests/integrations/test_pins.py $(ARGS)
+	.newest-venv/bin/pytest -n 2 tests/integrations packages/statelaws/tests/test_transformers.py --deselect tests/integrations/test_pins.py $(ARGS)
 
 # pip cannot ask for the oldest versions that the ranges in pyproject.toml allow.
 oldest: ## run what depends on libraries most with the oldest versions that pyproject.toml allows (minutes)
@@ -66,9 +66,10 @@ check: .venv ## lint, format, types, import contract, workflows
 	$(BIN)/lint-imports
 	$(BIN)/zizmor --quiet --offline --strict-collection .github/workflows
 
-package: .venv ## build wheel and sdist in dist, and try both in an environment of their own (minutes)
+package: .venv ## build memspan and statelaws in dist, and try each in an environment of its own (minutes)
 	rm -rf dist
 	$(BIN)/hatchling build
+	cd packages/statelaws && $(abspath $(BIN))/hatchling build -d ../../dist
 	$(PYTHON) tests/installed.py dist
 
 .docs-venv: .docs-venv/.installed

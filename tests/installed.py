@@ -1,8 +1,8 @@
-"""Install the wheel and the sdist as users do, and try them where no checkout is near.
+"""Install memspan and statelaws as users do, and try each alone where no checkout is near.
 
-    python tests/installed.py DIST        (`make package` builds both in dist first)
+    python tests/installed.py DIST        (`make package` builds their wheels and sdists in dist first)
 
-In an environment of its own, with the versions of constraints.txt. Not a part of the tests: it installs
+In environments of their own, with the versions of constraints.txt. Not a part of the tests: it installs
 torch, and needs a network or pip's cache.
 """
 
@@ -27,7 +27,7 @@ SMALL = (
     *("--train.evaluate-tokens", "64", "--train.sample-tokens", "4"),
 )
 TESTS = ("tests/test_package.py", "tests/models/test_memory.py", "tests/runs/test_shipped.py")
-"""Those of the sdist's tests that are run: some seconds, with nothing but what TOOLS names."""
+"""Tests of memspan's sdist that are run: some seconds, with nothing but what TOOLS names."""
 TOOLS = ("pytest", "pytest-xdist", "hypothesis")
 
 
@@ -65,12 +65,25 @@ class Environment:
         self.run("python", "-m", "pip", "install", "--quiet", "-c", str(PINS), *what)
 
 
-def try_wheel(env: Environment, wheel: Path) -> None:
-    """It has every file of the package; help, presets, the loops in C, and the trained runs work."""
-    files = (ROOT / "src" / "memspan").rglob("*")
-    ours = {p.relative_to(ROOT / "src").as_posix() for p in files if p.is_file()}
-    missing = ours - set(zipfile.ZipFile(wheel).namelist())
-    assert all("__pycache__" in name for name in missing), missing
+def try_statelaws(env: Environment, dist: Path) -> None:
+    """Try statelaws without memspan: its command, and all its tests."""
+    wheel, sdist = files_of("statelaws", dist)
+    check_files(wheel, ROOT / "packages" / "statelaws" / "src")
+    env.install(str(wheel))
+    env.run("python", "-c", "import memspan", status=1)
+    name = env.run("statelaws", "--version").strip().replace(" ", "-")
+    assert wheel.name.startswith(f"{name}-")
+    (env.work / "mine.py").write_text("import torch\n\ncell = torch.nn.GRU(8, 16)\n")
+    assert "cuts           holds" in env.run("statelaws", "check", "mine.py:cell")
+    refusal = env.run("statelaws", "check", "transformers:mamba", status=2)
+    assert "pip install 'transformers" in refusal
+    try_tests(env, sdist, "tests")
+
+
+def try_memspan(env: Environment, dist: Path) -> None:
+    """Try memspan without statelaws, and then with it."""
+    wheel, sdist = files_of("memspan", dist)
+    check_files(wheel, ROOT / "src")
     env.install(str(wheel))
     where = env.run("python", "-c", "import memspan; print(memspan.__file__)")
     assert str(env.programs.parent) in where
@@ -90,26 +103,45 @@ def try_wheel(env: Environment, wheel: Path) -> None:
     assert len(env.run("memspan", "generate", "shakespeare", "--tokens", "20")) > 10
     assert "span" in env.run("memspan", "measure", "shakespeare", "--budget", "5")
     assert (env.work / "measure.json").is_file()
+    for verb in ("check", "measure"):
+        refusal = env.run("memspan", verb, "tiny-shakespeare", status=2)
+        assert "statelaws is not installed: pip install ./packages/statelaws" in refusal
+    env.install(str(files_of("statelaws", dist)[0]))
+    laws = ("--laws", "repeatable,files")
+    assert "files          holds" in env.run("memspan", "check", "shakespeare", *laws)
+    try_tests(env, sdist, *TESTS)
 
 
-def try_sdist(env: Environment, sdist: Path) -> None:
-    """It builds the same package, and brings its tests."""
+def files_of(name: str, dist: Path) -> list[Path]:
+    """The wheel and the sdist of a distribution."""
+    found = [list(dist.glob(f"{name}-*{kind}")) for kind in (".whl", ".tar.gz")]
+    return [path.resolve() for (path,) in found]
+
+
+def check_files(wheel: Path, source: Path) -> None:
+    """Fail unless the wheel has every file of the package in ``source``."""
+    files = [path for path in source.rglob("*") if path.is_file()]
+    ours = {path.relative_to(source).as_posix() for path in files}
+    missing = ours - set(zipfile.ZipFile(wheel).namelist())
+    assert all("__pycache__" in name for name in missing), missing
+
+
+def try_tests(env: Environment, sdist: Path, *tests: str) -> None:
+    """Install from an sdist in place of the wheel, and run tests that it brings."""
     with tarfile.open(sdist) as archive:
         archive.extractall(env.work, filter="data")
     env.install("--no-deps", "--force-reinstall", str(sdist))
     env.install(*TOOLS)
     folder = env.work / sdist.name.removesuffix(".tar.gz")
-    print(env.run("python", "-m", "pytest", "-q", *TESTS, folder=folder).splitlines()[-1])
+    print(env.run("python", "-m", "pytest", "-q", *tests, folder=folder).splitlines()[-1])
 
 
 def main() -> None:
-    """Try both files of the folder that the command line names."""
+    """Try what is in the folder that the command line names."""
     dist = Path(sys.argv[1])
-    (wheel,), (sdist,) = (list(dist.glob(f"memspan-*{kind}")) for kind in (".whl", ".tar.gz"))
-    with tempfile.TemporaryDirectory(prefix="memspan-", ignore_cleanup_errors=True) as folder:
-        env = Environment(Path(folder))
-        try_wheel(env, wheel.resolve())
-        try_sdist(env, sdist.resolve())
+    for attempt in (try_statelaws, try_memspan):
+        with tempfile.TemporaryDirectory(prefix="memspan-", ignore_cleanup_errors=True) as folder:
+            attempt(Environment(Path(folder)), dist)
     print("both work")
 
 

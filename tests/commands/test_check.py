@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import runpy
+import subprocess
+import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +135,39 @@ def test_files_that_are_replaced_are_named(capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(SystemExit):
         cli.main(["check", "models.py:gru", "--json", "folder"])
     assert "--json folder is a folder: name a file" in capsys.readouterr().err
+
+
+# ----- Without statelaws
+
+
+@pytest.mark.parametrize("verb", ["check", "measure"])
+def test_without_statelaws_a_line_says_what_to_install(
+    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = metadata.version
+
+    def without(name: str) -> str:
+        if name == "statelaws":
+            raise metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(metadata, "version", without)
+    remedy = "pip install ./packages/statelaws, in a checkout of memspan"
+    with pytest.raises(SystemExit) as stop:
+        cli.main([verb, "models.py:gru"])
+    assert stop.value.code == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1] == f"memspan: statelaws is not installed: {remedy}"
+    with pytest.raises(memspan.MemspanError, match="statelaws is not installed"):
+        getattr(memspan, verb)(nn.GRU(4, 8))
+
+
+@pytest.mark.processes
+def test_only_checking_imports_statelaws() -> None:
+    program = (
+        "import sys; sys.modules['statelaws'] = None; import memspan;"
+        "[getattr(memspan, name) for name in memspan.__all__];"
+        "import memspan.lab.commands.check, memspan.lab.commands.measure;"
+        "from memspan.lab.measurement.measure import is_run; assert is_run('shakespeare')"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

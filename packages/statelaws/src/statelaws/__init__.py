@@ -6,6 +6,7 @@ makes them cases of pytest.
 
 from __future__ import annotations
 
+from statelaws import _quiet  # noqa: F401  (before anything imports torch)
 from statelaws.adapters.function import Function
 from statelaws.adapters.recurrent import Recurrent
 from statelaws.adapters.transformers import Causal
