@@ -20,7 +20,7 @@ from statelaws import (
     Truncates,
     check,
 )
-from statelaws.check import NAMES
+from statelaws.laws import NAMES
 from statelaws.states import copied, mapped
 
 RNNS: dict[str, tuple[type[nn.RNNBase], dict[str, Any]]] = {

@@ -15,7 +15,8 @@ from torch import Tensor
 
 import small_models
 from small_models import BUGS, Attention, Convolved, Gated, Sliding, State, Twin
-from statelaws.check import NAMES, check
+from statelaws import check
+from statelaws.laws import NAMES
 from statelaws.protocol import Claims
 
 WITHOUT_A_SCRIPT = {small_models.TheModelKeepsItsOutputs}

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 import small_models
 from small_models import Convolved, Gated, State
 from statelaws import Claims, Function, Inputs, RefusedError, check
-from statelaws.check import NAMES
 from statelaws.floor import perturbed
+from statelaws.laws import NAMES
 
 
 def test_a_model_is_afterwards_as_it_was() -> None:

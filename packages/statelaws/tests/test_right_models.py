@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from right_models import LOW, RIGHT
-from statelaws.check import Report, check
+from statelaws import Report, check
 from statelaws.protocol import Stateful
 
 SAMPLE = (

@@ -10,7 +10,7 @@ from statelaws import _quiet  # noqa: F401  (before anything imports torch)
 from statelaws.adapters.function import Function
 from statelaws.adapters.recurrent import Recurrent
 from statelaws.adapters.transformers import Causal
-from statelaws.check import Finding, Report, check
+from statelaws.check import check
 from statelaws.errors import NotOfferedError, RefusedError, StatelawsError
 from statelaws.protocol import (
     Claims,
@@ -22,6 +22,7 @@ from statelaws.protocol import (
     Stateful,
     Truncates,
 )
+from statelaws.report import Finding, Report
 
 __version__ = "0.1.0"
 __all__ = [

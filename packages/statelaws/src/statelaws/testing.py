@@ -1,4 +1,4 @@
-"""The laws as cases of pytest, for the tests of any package: see the README beside this file."""
+"""The laws as cases of pytest, for the tests of any package: see the README."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from statelaws.check import NAMES, SAYS, check
+from statelaws.check import check
+from statelaws.laws import NAMES, SAYS
 from statelaws.protocol import Stateful
 
 
