@@ -54,7 +54,7 @@ def test_reads_each_row_of_a_parquet_file(monkeypatch: pytest.MonkeyPatch) -> No
         path.write_bytes(content)
         refused("t.parquet", "cut short or damaged")
     monkeypatch.setitem(sys.modules, "datasets", None)
-    refused("t.parquet", "pip install datasets")
+    refused("t.parquet", "pip install datasets, or name other files, such as")
 
 
 PACKED = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}

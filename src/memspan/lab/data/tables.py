@@ -31,12 +31,14 @@ NESTED = ("list", "dict")
 """Types of columns that may hold text inside, by a path."""
 
 
-def data_library(name: str) -> Any:
-    """The library ``datasets``, which reads ``name``."""
+def data_library(name: str, instead: str = "") -> Any:
+    """The library ``datasets``, which reads ``name``; ``instead``: another remedy if it is missing."""
     try:
         import datasets
     except ImportError:
-        raise MemspanError(f"{name} needs the library datasets: pip install datasets") from None
+        raise MemspanError(
+            f"{name} needs the library datasets: pip install datasets{instead}"
+        ) from None
     return datasets
 
 
@@ -49,7 +51,7 @@ def read_table(path: Path, field: str) -> Iterator[bytes]:
         MissingFieldError: there is no such column.
         MemspanError: the library is missing; a column does not hold text; the file is damaged.
     """
-    datasets = data_library(str(path))
+    datasets = data_library(str(path), ", or name other files, such as 'FOLDER/*.txt'")
     is_csv = suffix_of(path) != ".parquet"
     try:
         with _quiet(datasets):
