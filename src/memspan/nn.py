@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import FunctionType
-from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -14,33 +12,6 @@ NOT_SCORED = -100
 """The target of a token that is not scored: its loss is 0. PyTorch's own ``ignore_index``."""
 NO_FLOAT64 = ("mps",)
 """Device types without float64, for which it is computed on the CPU."""
-
-Kind = TypeVar("Kind", bound=type[nn.Module])
-METHODS: dict[type[nn.Module], dict[str, object]] = {}
-"""The methods of each class that a kernel knows, as they were when it was defined."""
-NAMES: dict[type[nn.Module], frozenset[str]] = {}
-ATTRIBUTES: dict[type[nn.Module], tuple[str, ...]] = {}
-"""The attributes that its methods read besides its parameters and modules."""
-
-
-def known(*attributes: str) -> Callable[[Kind], Kind]:
-    """Decorate a class that kernels compute for. It remembers the methods, so that a later replacement
-    is noticed, and the names of the ``attributes`` whose values kernels assume."""
-
-    def remember(kind: Kind) -> Kind:
-        bases = [b for b in kind.__mro__ if issubclass(b, nn.Module) and b is not nn.Module]
-        names = {
-            name
-            for base in bases
-            for name, value in vars(base).items()
-            if isinstance(value, FunctionType | property | staticmethod)
-        }
-        NAMES[kind] = frozenset({*names, "forward", "__call__"})
-        METHODS[kind] = {name: getattr(kind, name) for name in NAMES[kind]}
-        ATTRIBUTES[kind] = attributes
-        return kind
-
-    return remember
 
 
 def dropout_layer(probability: float) -> nn.Module:

@@ -13,10 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memspan.errors import MemspanError
+from memspan.models.known import known
 from memspan.models.options import EmbeddingConfig
 from memspan.models.packing import is_itself
 from memspan.models.recomputation import recomputed
-from memspan.nn import NOT_SCORED, in_chunks, known
+from memspan.nn import NOT_SCORED, in_chunks
 
 
 class Embedding(nn.Module):

@@ -1,4 +1,4 @@
-"""What readers share that write to the tensors in which they keep their memory."""
+"""Base classes of readers that update their memory in place."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from memspan.trees import to_device
 
 class BufferedReader(VectorReader, Generic[M]):
     """Keeps the memory of its rows in tensors that it writes to. It computes with weights past their
-    modules, and refuses to read on after weights or modules have changed."""
+    modules, and refuses to read on after the weights have changed."""
 
     __reduce_ex__ = not_copied
 
     def __init__(self, backbone: Backbone[M], memory: M) -> None:
         super().__init__(backbone, memory.batch_size)
-        self.watch = Watch(backbone, replaced=True)
+        self.watch = Watch(backbone)
         self._rows, self._device = Rows.of(memory), memory.tokens_seen.device
         self._tokens_seen = memory.tokens_seen
 
@@ -56,7 +56,7 @@ class BufferedReader(VectorReader, Generic[M]):
         """The memory of ``rows``, which are on the CPU, and ``at`` the same on the device."""
 
     def _read_vectors(self, x: Tensor, starts: Tensor | None) -> Tensor:
-        self.watch.refuse_changes(x.shape[1] > 1)
+        self.watch.refuse_changes()
         if starts is None:
             return self._read(x)
         parts, starts = [], starts.cpu()
@@ -74,7 +74,7 @@ class BufferedReader(VectorReader, Generic[M]):
     def reset(self, mask: Tensor | list[bool]) -> None:
         rows = self._rows.mask(mask).nonzero()
         if len(rows):
-            self.watch.refuse_changes(whole=False)
+            self.watch.refuse_changes()
             rows = rows.squeeze(1)
             self._empty(rows, to_device(rows, self._device))
 
@@ -84,7 +84,7 @@ class BufferedReader(VectorReader, Generic[M]):
 
     @by_one_thread
     def replace(self, rows: Tensor | list[int], memory: Memory) -> None:
-        self.watch.refuse_changes(whole=False)
+        self.watch.refuse_changes()
         numbers, given = self._rows.replacement(rows, memory)
         self._put(numbers, to_device(numbers, self._device), given)
 

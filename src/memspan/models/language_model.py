@@ -30,6 +30,7 @@ from memspan.models.fingerprints import fingerprint
 from memspan.models.in_place import BufferedReader
 from memspan.models.initialisation import initialise
 from memspan.models.inputs import check_tokens, outside, own_lengths, refuse_targets_outside
+from memspan.models.known import known
 from memspan.models.options import BackboneConfig, EmbeddingConfig, check_parts
 from memspan.models.output import BackboneOutput, Output
 from memspan.models.packing import Watch, is_itself
@@ -43,7 +44,7 @@ from memspan.models.protocol import (
 from memspan.models.segments import Padding, padding_mask
 from memspan.models.sizes import refuse_impossible, refuse_oversized, refuse_oversized_model
 from memspan.models.vocabulary import resize
-from memspan.nn import NOT_SCORED, dropout_layer, known
+from memspan.nn import NOT_SCORED, dropout_layer
 from memspan.precision import Precision
 
 
@@ -294,11 +295,11 @@ class Reader:
     Each row is a stream of its own: :meth:`reset` and :meth:`replace` end some of them while the others
     go on (docs/guides/many-streams.md).
 
-    Results equal those of ``model(tokens, memory)`` in evaluation mode, whatever its modules are. What
-    is cached between calls, such as projected keys and values of memory, is valid for these weights and
-    modules only, so reading on after they have changed is refused. Optimisers' steps, new hooks and
-    changes in place are noticed at the next token; modules that are replaced, and what is written
-    through ``parameter.data`` on a CPU, when several tokens are read.
+    Results equal those of ``model(tokens, memory)`` in evaluation mode, whatever its modules are when
+    the reader is made. Cached values, such as projected keys and values of memory, are valid for these
+    weights only, so reading on is refused once the weights have changed: by an optimiser's step,
+    ``load_state_dict``, a conversion or a change in place. Swapped modules, new hooks and writes
+    through ``parameter.data`` are not noticed: make a new reader after them.
     """
 
     __reduce_ex__ = not_copied
@@ -328,7 +329,7 @@ class Reader:
                 self._backbone = model.backbone.reader(memory, self._rows, **options)
             # Readers of other packages may have the protocol's methods alone.
             self._read_hidden = getattr(self._backbone, "read_embedded", self._backbone.read)
-        # What watches itself is not looked at twice.
+        # A reader that watches its backbone is enough.
         watches = isinstance(self._backbone, BufferedReader)
         self._watch = Watch(*((model.embedding, model.head) if watches else (model,)))
 
@@ -343,22 +344,15 @@ class Reader:
 
     @property
     def is_stale(self) -> bool:
-        """Whether weights or modules have changed since the reader was made, which ends its use."""
-        try:
-            self._refuse_changes(whole=True)
-        except StaleReaderError:
-            return True
-        watch = getattr(self._backbone, "watch", None)
-        return watch is not None and watch.has_changed(whole=True)
+        """True once the weights have changed since the reader was made, which ends its use."""
+        watches = [self._watch, getattr(self._backbone, "watch", self._watch)]
+        return self._model.backbone is not self._of or any(w.has_changed() for w in watches)
 
-    def _refuse_changes(self, whole: bool = False) -> None:
-        """A backbone whose reader watches it is not looked at here."""
-        whole = whole or self._watch.sees_additions()
-        if self._model.backbone is not self._of or (
-            whole and _by_call(self._model) is not self._by_call
-        ):
+    def _refuse_changes(self) -> None:
+        """Refuse changes of all that the backbone's reader does not watch itself."""
+        if self._model.backbone is not self._of:
             raise StaleReaderError
-        self._watch.refuse_changes(whole)
+        self._watch.refuse_changes()
 
     def read(
         self, tokens: Tensor, *, targets: Tensor | None = None, starts: Tensor | None = None
@@ -369,10 +363,10 @@ class Reader:
 
         Raises:
             MemspanError: an argument is not as described here.
-            StaleReaderError: weights or modules have changed since the reader was made.
+            StaleReaderError: the weights have changed since the reader was made.
         """
         check_tokens(tokens, targets)
-        self._refuse_changes(tokens.shape[1] > 1)
+        self._refuse_changes()
         if len(tokens) != self._rows:
             raise MemspanError(
                 f"the reader has {counted(self._rows, 'row')}, and the tokens have {len(tokens)}: give "

@@ -1,4 +1,4 @@
-"""The only place that says whether a kernel may stand in for modules, and whether it still may.
+"""Check that a kernel may stand in for modules, and that their weights have not changed since.
 
 A kernel, such as a step in C or a function for a whole segment, computes with the weights of a tree of
 modules, and calls none of them. For which tree it was written, its architecture declares as a
@@ -9,6 +9,7 @@ an adapter, a hook, a parametrisation. Then modules are called one by one, as th
 from __future__ import annotations
 
 import re
+import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from operator import attrgetter, is_not
@@ -21,18 +22,16 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from memspan.errors import StaleReaderError
-from memspan.nn import ATTRIBUTES, METHODS, NAMES, FeedForward, known
+from memspan.models.known import ATTRIBUTES, METHODS, NAMES, known
+from memspan.nn import FeedForward
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-"""Two that count in reading, and two that count only where there are gradients."""
+"""Tables of a module's hooks."""
 GLOBAL_HOOKS: list[dict[int, Any]] = [getattr(torch_module, f"_global{name}") for name in HOOKS]
-"""Torch's, for all modules: its tables live as long as torch does."""
+"""Torch's tables of hooks that all modules call: a kernel would skip them."""
 
 PLAIN = (nn.Parameter, Tensor)
 """Tensors that kernels know; the latter within ``torch.func.functional_call``."""
-
-SAMPLES = 256
-"""Numbers of each tensor that a reader compares, about."""
 
 for _kind, _attributes in {
     nn.Linear: (),
@@ -74,7 +73,7 @@ class Schema(dict[str, Part]):
 
 def schema_of(module: nn.Module, names: str) -> Schema | None:
     """The schema of ``module``, which has just been made. None if kernels cannot know it: a class in it
-    is not :func:`memspan.nn.known`, or a part of it has a name that is not among ``names``.
+    is not :func:`memspan.models.known.known`, or a part of it has a name that is not among ``names``.
 
     ``names``: those of all parameters and buffers that kernels know, and of modules without either: a
     regular expression, in which spaces do not count.
@@ -101,8 +100,8 @@ def _part(module: nn.Module, just_made: bool = False) -> Part:
 
 
 def _sizes(tensors: Mapping[str, Tensor | None], just_made: bool = False) -> dict[str, object]:
-    """By name; of a quantised weight or another tensor of a class of its own, what equals nothing,
-    unless it was ``just_made``, without numbers."""
+    """Map names to shapes. A tensor of another class, such as a quantised weight, gets a value that
+    equals no other, unless it was ``just_made``."""
     return {
         name: tensor.shape if just_made or type(tensor) in PLAIN else object()
         for name, tensor in tensors.items()
@@ -111,7 +110,7 @@ def _sizes(tensors: Mapping[str, Tensor | None], just_made: bool = False) -> dic
 
 
 def are_joined(parts: Sequence[nn.Module]) -> bool:
-    """Whether all are torch's own products without a bias, whose weights may then be one matrix."""
+    """Check that all are bias-free ``nn.Linear``s, so that their weights can be fused."""
     return all(
         is_itself(part, nn.Linear)
         and not (part._buffers or part._modules)
@@ -121,7 +120,7 @@ def are_joined(parts: Sequence[nn.Module]) -> bool:
 
 
 def is_exactly(module: nn.Module, schema: Schema) -> bool:
-    """Whether ``module`` is the tree that ``schema`` describes: exact classes and names, sizes and
+    """Check that ``module`` is the tree that ``schema`` describes: exact classes and names, sizes and
     attributes, neither hooks nor methods of its own, parameters of one type, one mode for training."""
     parts = dict(module.named_modules(remove_duplicate=False))
     # Not by module.parameters(), which takes half as long as all else.
@@ -140,8 +139,8 @@ def is_exactly(module: nn.Module, schema: Schema) -> bool:
 
 
 def is_itself(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether ``module`` is of this class and no other, calls no hooks, and has no method of its own;
-    what is within it may be anything."""
+    """Check that ``module`` is of this very class, calls no hooks, and has no method of its own.
+    The modules within it may be anything."""
     return not any(GLOBAL_HOOKS) and _is_as_defined(kind) and _is_untouched(module, kind)
 
 
@@ -162,151 +161,95 @@ def _is_untouched(module: nn.Module, kind: type[nn.Module]) -> bool:
     )
 
 
-def _present(members: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: member for name, member in members.items() if member is not None}
-
-
 _version = attrgetter("_version")
 
 
 class Watch:
-    """Notices that the weights under ``roots`` have changed, in time for the next token.
+    """Notices that the tensors of ``roots`` have changed, which ends a reader's use.
 
-    Changes in place raise a tensor's version, and conversions such as ``module.float()`` replace its
-    storage. Fused optimisers do neither, but torch says when one has made a step, and when a tensor or
-    module is put into any other. What writes through ``parameter.data`` tells nobody.
-
-    ``replaced``: a kernel stands in for the modules, which have schemas. A single token notices hooks
-    and modules that were put in: torch counts them. A whole look, for several tokens, notices classes
-    and attributes, too, and on a CPU what was written through ``parameter.data`` throughout a tensor.
+    Changes in place raise a tensor's version; conversions such as ``module.float()``, and
+    ``load_state_dict(assign=True)``, give it another address or put another tensor in its place. A
+    fused optimiser does none of these, so torch is asked to report optimisers' steps while any watch
+    lives. Writes through ``parameter.data``, new hooks and swapped modules are not noticed.
     """
 
-    def __init__(self, *roots: nn.Module, replaced: bool = False) -> None:
-        self.modules = list({part: None for root in roots for part in root.modules()})
+    def __init__(self, *roots: nn.Module) -> None:
+        modules = dict.fromkeys(part for root in roots for part in root.modules())
         places: list[tuple[dict[str, Any], str]] = [
             (table, name)
-            for part in self.modules
-            for table in (part._parameters, part._buffers, part._modules)
-            for name in _present(table)
+            for part in modules
+            for table in (part._parameters, part._buffers)
+            for name, tensor in table.items()
+            if tensor is not None
         ]
-        self._kinds = [type(part) for part in self.modules if replaced]
-        self._own = [vars(part) for part in self.modules if replaced]
-        self._n_attributes = list(map(len, self._own))
-        for own, kind in zip(self._own, self._kinds, strict=True):
-            assumed = "training", "_parameters", "_modules", *ATTRIBUTES[kind]
-            places += [(own, name) for name in assumed]
-        self._homes = [table for table, _ in places], [name for _, name in places]
+        self._tables = [table for table, _ in places]
+        self._names = [name for _, name in places]
         # Held, so that no other tensor gets their addresses or ids.
-        self._members = self._at_home()
-        self._tensors = [member for member in self._members if isinstance(member, Tensor)]
-        self.ids, self.changed = set(map(id, self._tensors)), False
-        # What was made in inference mode has no versions.
+        self._tensors: list[Any] = list(map(dict.get, self._tables, self._names))
         self._versioned = [tensor for tensor in self._tensors if not tensor.is_inference()]
         self._versions = list(map(_version, self._versioned))
         self._addresses = list(map(Tensor.data_ptr, self._tensors))
-        self._strides = list(map(Tensor.stride, self._tensors))
-        self._samples = [torch.empty(0), *map(_sample, self._tensors if replaced else ())]
-        self._values = self._sampled()
-        self._registered = _registered()
-        _WATCHES.add(self)
+        self.ids = set(map(id, self._tensors))
+        self.changed = False
+        _STEPS.report_to(self)
 
-    def sees_additions(self) -> bool:
-        """Whether something was put into a module since the last look, in this model or in another."""
-        return self._registered != _registered()
-
-    def has_changed(self, whole: bool) -> bool:
-        """``whole``: look at all that there is, which takes too long for a single token."""
-        if not self.changed:
-            self.changed = self._is_changed(whole or len(self._versioned) < len(self._tensors))
+    def has_changed(self) -> bool:
+        """Compare tensors, versions and addresses with those when this was made."""
+        # By map, which is faster than a loop: this is asked for every token.
+        if (
+            any(map(is_not, map(dict.get, self._tables, self._names), self._tensors))
+            or list(map(_version, self._versioned)) != self._versions
+            or list(map(Tensor.data_ptr, self._tensors)) != self._addresses
+        ):
+            self.changed = True
         return self.changed
 
-    def refuse_changes(self, whole: bool) -> None:
-        """Raise :class:`StaleReaderError` if something has changed."""
-        if self.has_changed(whole):
+    def refuse_changes(self) -> None:
+        """Raise :class:`StaleReaderError` if a tensor has changed."""
+        if self.has_changed():
             raise StaleReaderError
 
-    def _is_changed(self, whole: bool) -> bool:
-        if self.sees_additions():
-            whole, self._registered = True, _registered()
-            if self._own and (any(GLOBAL_HOOKS) or any(o[h] for o in self._own for h in HOOKS[:2])):
-                return True
-        # By map, which is faster than a loop.
-        return (
-            list(map(_version, self._versioned)) != self._versions
-            or list(map(Tensor.data_ptr, self._tensors)) != self._addresses
-            or (whole and self._has_strayed())
-        )
 
-    def _has_strayed(self) -> bool:
-        """Looks for what torch does not count."""
-        return (
-            any(map(is_not, self._at_home(), self._members))
-            or list(map(Tensor.stride, self._tensors)) != self._strides
-            or (bool(self._own) and self._are_others())
-        )
-
-    def _are_others(self) -> bool:
-        """Whether modules have got other classes, methods, or values that torch does not count; new
-        attributes that are not methods do not count."""
-        before, self._n_attributes = self._n_attributes, list(map(len, self._own))
-        return (
-            list(map(type, self.modules)) != self._kinds
-            or not all(map(_is_as_defined, set(self._kinds)))
-            or (
-                before != self._n_attributes
-                and not all(map(_is_untouched, self.modules, self._kinds))
-            )
-            or not torch.equal(self._sampled(), self._values)
-        )
-
-    def _at_home(self) -> list[Any]:
-        return list(map(dict.get, *self._homes))
-
-    def _sampled(self) -> Tensor:
-        # As bytes: a NaN is not equal to itself.
-        return torch.cat(self._samples).view(torch.uint8)
+def has_versions(module: nn.Module) -> bool:
+    """Check that changes in place leave a trace: tensors made in inference mode have no versions."""
+    return not any(t.is_inference() for t in (*module.parameters(), *module.buffers()))
 
 
-def _sample(tensor: Tensor) -> Tensor:
-    """Some numbers of a tensor, evenly spread: to compare all of them would take a good part of what it
-    takes to compute with them. None of one on a GPU, since looking would wait."""
-    if tensor.device.type != "cpu" or not tensor.numel():
-        return torch.empty(0)
-    size = 1 + sum((n - 1) * by for n, by in zip(tensor.shape, tensor.stride(), strict=True))
-    # An odd step meets all columns of a matrix in turn.
-    step = (size // SAMPLES) | 1
-    return tensor.detach().as_strided((-(-size // step),), (step,))
+class _Steps:
+    """Reports optimisers' steps to living watches, by a hook that is registered while there are any."""
+
+    def __init__(self) -> None:
+        # A finaliser may run in a thread that holds the lock.
+        self._lock = threading.RLock()
+        self._living: dict[int, weakref.ref[Watch]] = {}
+        self._hook: RemovableHandle | None = None
+
+    def report_to(self, watch: Watch) -> None:
+        """Set ``watch.changed`` after steps of its tensors, as long as it lives."""
+        with self._lock:
+            # Added first: a finaliser in between then leaves the hook.
+            self._living[id(watch)] = weakref.ref(watch)
+            weakref.finalize(watch, self._forget, id(watch)).atexit = False
+            if self._hook is None:
+                self._hook = register_optimizer_step_post_hook(self._report)
+
+    def _forget(self, number: int) -> None:
+        with self._lock:
+            del self._living[number]
+            if not self._living and self._hook is not None:
+                self._hook.remove()
+                self._hook = None
+
+    def _report(self, optimiser: torch.optim.Optimizer, *_: object) -> None:
+        # Torch's own change nothing without a gradient; others may need none, or drop it.
+        parameters = (p for group in optimiser.param_groups for p in group["params"])
+        torchs = type(optimiser).__module__.startswith("torch.")
+        stepped = {id(p) for p in parameters if p.grad is not None or not torchs}
+        with self._lock:
+            watches = [reference() for reference in self._living.values()]
+        for watch in watches:
+            if watch is not None and not stepped.isdisjoint(watch.ids):
+                watch.changed = True
 
 
-_WATCHES: weakref.WeakSet[Watch] = weakref.WeakSet()
-
-
-def _note_step(optimiser: torch.optim.Optimizer, *_: object) -> None:
-    """Torch calls this after every step of any optimiser. Its own change nothing without a gradient;
-    others may need none, or drop it."""
-    if not _WATCHES:
-        return
-    parameters = (p for group in optimiser.param_groups for p in group["params"])
-    torchs = type(optimiser).__module__.startswith("torch.")
-    stepped = {id(p) for p in parameters if p.grad is not None or not torchs}
-    for watch in list(_WATCHES):
-        watch.changed = watch.changed or not stepped.isdisjoint(watch.ids)
-
-
-register_optimizer_step_post_hook(_note_step)
-_REGISTERED = [0]
-"""How many modules, parameters and buffers were put into others."""
-
-
-def _note_registration(*_: object) -> None:
-    _REGISTERED[0] += 1
-
-
-def _registered() -> tuple[int, int]:
-    """Counts that rise with everything that is put into a module: hooks have the second one."""
-    return _REGISTERED[0], RemovableHandle.next_id
-
-
-torch_module.register_module_module_registration_hook(_note_registration)
-torch_module.register_module_parameter_registration_hook(_note_registration)
-torch_module.register_module_buffer_registration_hook(_note_registration)
+_STEPS = _Steps()

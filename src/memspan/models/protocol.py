@@ -29,7 +29,7 @@ from memspan.models.inputs import (
 )
 from memspan.models.options import BackboneConfig
 from memspan.models.output import BackboneOutput
-from memspan.models.packing import Schema, is_exactly
+from memspan.models.packing import Schema, has_versions, is_exactly
 from memspan.models.recomputation import recomputed
 from memspan.models.segments import Padding, read_in_pieces
 from memspan.models.sizes import refuse_oversized_model, refuse_too_long
@@ -83,7 +83,7 @@ class BackboneReader(Protocol[M_co]):
 
 @dataclass(frozen=True)
 class TransferableWeights:
-    """What another architecture can take from a backbone of softmax attention, under neutral names."""
+    """Weights that another architecture can take from one of softmax attention, by neutral names."""
 
     n_heads: int
     head_width: int
@@ -99,7 +99,7 @@ class TransferableWeights:
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """What a segment's tokens attended to."""
+    """Attention of a segment's tokens, layer by layer."""
 
     layers: list[Tensor]
     """One per layer, ``[B, H, T, S]``: a token's weights sum to 1, or to 0 where it sees nothing."""
@@ -112,7 +112,7 @@ class AttentionWeights:
 
 @dataclass(frozen=True)
 class WriteRetention:
-    """What becomes of values that are written to matrices."""
+    """Fate of the values that are written to matrices."""
 
     kept: Tensor
     """The share of the first token's value that its key reads after 0, 1, 2, ... further tokens,
@@ -290,7 +290,8 @@ class Backbone(nn.Module, Generic[M]):
             options: more arguments of ``forward``.
         """
         memory = self.own_memory(memory, batch_size)
-        kind = self.reader_type() if self.is_as_made() else PassReader
+        caches = self.is_as_made() and has_versions(self)
+        kind = self.reader_type() if caches else PassReader
         return kind(self, memory, **options)
 
     def reader_type(self) -> Callable[..., BackboneReader[M]]:
@@ -441,7 +442,7 @@ class VectorReader(ABC):
 
 
 class MemoryReader(Generic[M]):
-    """What readers share that have no state beside their memory."""
+    """Base class of readers whose only state is their memory."""
 
     __reduce_ex__ = not_copied
 

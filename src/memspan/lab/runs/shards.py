@@ -44,9 +44,6 @@ def _allow_reading_alone() -> None:
     warnings.filterwarnings("ignore", "torch.distributed is disabled")
 
 
-# Filters are process-wide. A thread's are lost when another thread leaves a catch_warnings block, and
-# these, when the caller leaves one that it has entered.
-_allow_reading_alone()
 Load = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 """Fills tensors, by name, and returns them."""
 

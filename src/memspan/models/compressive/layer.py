@@ -27,9 +27,10 @@ from torch.func import functional_call
 
 from memspan.errors import MemspanError
 from memspan.models.compressive import compression as ops
+from memspan.models.known import known
 from memspan.models.relative.attention import AttentionPass, RelativeAttention, RelativeLayer
 from memspan.models.segments import newest
-from memspan.nn import in_use, known, where_in_use
+from memspan.nn import in_use, where_in_use
 from memspan.trees import LayerMemory, check_config, check_layer
 
 if TYPE_CHECKING:
@@ -352,8 +353,8 @@ class CompressiveLayer(RelativeLayer):
         shared: CompressivePass | None = None,
     ) -> CompressiveLayerOutput:
         """Read a segment: see :meth:`CompressiveAttention.forward`."""
-        output = self.attention(x, memory, implementation, self.input_norm, shared)
-        return output._replace(y=self.residual(x, output.y))  # type: ignore[no-any-return]
+        y, *others = self.attention(x, memory, implementation, self.input_norm, shared)
+        return CompressiveLayerOutput(self.residual(x, y), *others)
 
 
 def _frozen(part: nn.Module, x: Tensor) -> Tensor:

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memspan.errors import MemspanError
-from memspan.nn import FeedForward, dropout_layer, known
+from memspan.models.known import known
+from memspan.nn import FeedForward, dropout_layer
 from memspan.ops.fast_weights.feature_maps import (
     DPFP,
     elu_plus_one,

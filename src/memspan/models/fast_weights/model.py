@@ -20,10 +20,11 @@ from memspan.models.fast_weights.layer import (
     row_sizes,
 )
 from memspan.models.initialisation import initialise
+from memspan.models.known import known
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import STACK, schema_of
 from memspan.models.protocol import Backbone, BackboneReader, WriteRetention
-from memspan.nn import dropout_layer, known, sinusoids
+from memspan.nn import dropout_layer, sinusoids
 from memspan.ops.fast_weights import compiled as delta_rule_loop
 from memspan.ops.fast_weights.rules import IMPLEMENTATIONS
 from memspan.trees import check_config

@@ -22,11 +22,12 @@ from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.initialisation import initialise
+from memspan.models.known import known
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import STACK, schema_of
 from memspan.models.protocol import AttentionWeights, Backbone, BackboneReader
 from memspan.models.segments import read_in_pieces
-from memspan.nn import FeedForward, dropout_layer, known
+from memspan.nn import FeedForward, dropout_layer
 from memspan.ops.feedback import compiled as feedback_loop
 from memspan.ops.feedback.attention import Distances, feedback_attention, span_mask
 from memspan.ops.feedback.buffers import FoldedWeights

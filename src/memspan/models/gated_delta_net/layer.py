@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from memspan.nn import FeedForward, dropout_layer, known
+from memspan.models.known import known
+from memspan.nn import FeedForward, dropout_layer
 from memspan.ops.convolution import short_convolution
 from memspan.ops.fast_weights.rules import Chunking, delta_rule
 from memspan.trees import LayerMemory, check_config, check_layer

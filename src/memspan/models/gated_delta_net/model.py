@@ -21,10 +21,11 @@ from memspan.models.gated_delta_net.layer import (
     row_sizes,
 )
 from memspan.models.initialisation import initialise
+from memspan.models.known import known
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import STACK, schema_of
 from memspan.models.protocol import Backbone, BackboneReader
-from memspan.nn import dropout_layer, known
+from memspan.nn import dropout_layer
 from memspan.ops.fast_weights import compiled as delta_rule_loop
 from memspan.ops.fast_weights.rules import IMPLEMENTATIONS
 from memspan.trees import check_config

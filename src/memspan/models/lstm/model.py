@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from memspan.memory import Memory
 from memspan.models.initialisation import initialise
+from memspan.models.known import known
 from memspan.models.lstm.config import LSTMConfig
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import Watch, schema_of
 from memspan.models.protocol import Backbone, PassReader
-from memspan.nn import dropout_layer, known
+from memspan.nn import dropout_layer
 from memspan.trees import check_config
 
 PARAMETERS = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
@@ -87,17 +88,17 @@ class LSTMReader(PassReader[LSTMMemory]):
 
     def __init__(self, backbone: LSTM, memory: LSTMMemory) -> None:
         super().__init__(backbone, memory)
-        self.watch = Watch(backbone, replaced=True)
+        self.watch = Watch(backbone)
         self._weights = [[getattr(layer, name) for name in PARAMETERS] for layer in backbone.layers]
 
     def _read_vectors(self, x: Tensor, starts: Tensor | None) -> Tensor:
-        self.watch.refuse_changes(x.shape[1] > 1)
+        self.watch.refuse_changes()
         return super()._read_vectors(x, starts)
 
     def _step_on(self, x: Tensor) -> Tensor:
         if self._backbone.training:
             return super()._step_on(x)
-        self.watch.refuse_changes(whole=False)
+        self.watch.refuse_changes()
         memory, dtype, states = self.memory, self._weights[0][0].dtype, []
         before = (memory.output.to(dtype).unbind(1), memory.cell.to(dtype).unbind(1))
         h = x.to(dtype)

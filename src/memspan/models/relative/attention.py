@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memspan.errors import MemspanError
-from memspan.nn import FeedForward, dropout_layer, known, sinusoids
+from memspan.models.known import known
+from memspan.nn import FeedForward, dropout_layer, sinusoids
 from memspan.ops.relative import Positions, attention_weights, relative_attention
 
 if TYPE_CHECKING:

@@ -78,7 +78,7 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
 
     def _read_vectors(self, x: Tensor, starts: Tensor | None) -> Tensor:
         n_tokens, longest = x.shape[1], self._longest
-        self.watch.refuse_changes(n_tokens > 1)
+        self.watch.refuse_changes()
         if longest is None or n_tokens <= longest:
             return self._read(x, starts)
         pieces = [None] * -(-n_tokens // longest) if starts is None else starts.split(longest, 1)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from memspan.memory import Memory
+from memspan.models.known import known
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import schema_of
 from memspan.models.protocol import AttentionWeights
@@ -24,7 +25,6 @@ from memspan.models.relative.backbone import PARTS, RelativeBackbone
 from memspan.models.segments import Padding, count_after, documents_of, read_by_length
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.models.transformer_xl.layer import TransformerXLLayer, TransformerXLLayerMemory
-from memspan.nn import known
 from memspan.trees import check_config
 
 LONGEST_PIECE = 512
