@@ -360,7 +360,7 @@ def check_kind(memory: object, kind: type) -> None:
 
 
 def described(value: object) -> str:
-    """What a value is, for a message that asks for another."""
+    """Describe a value for an error message."""
     if isinstance(value, Tensor):
         return f"a tensor of {named(value.dtype)} {list(value.shape)} on {value.device}"
     name = type(value).__name__

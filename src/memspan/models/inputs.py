@@ -38,8 +38,8 @@ def check_vectors(
     rows: int | None = None,
     starts: Tensor | None = None,
 ) -> None:
-    """Refuse what a backbone of this ``width`` D cannot read, or its reader of so many ``rows`` (None:
-    any), and what does not go with it. Arguments are as in :meth:`memspan.models.Backbone.forward`.
+    """Validate vectors for a backbone of ``width`` D, or its reader of ``rows`` rows (None: any), with
+    ``starts`` and ``lengths``. Arguments are as in :meth:`memspan.models.Backbone.forward`.
 
     ``weight``: one of the backbone's: its device is where everything must be, see also :func:`suits`.
     """

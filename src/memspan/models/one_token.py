@@ -18,8 +18,8 @@ S = TypeVar("S")
 
 
 class StepsInC(ABC, Generic[S]):
-    """What readers share that take a single token through the stack by a step in C where that can run:
-    one step with the weights' own type, and one for autocast, with weights in bfloat16."""
+    """Base of readers that take a single token through the stack by a step in C where that can run: one
+    step with the weights' own type, and one for autocast, with weights in bfloat16."""
 
     @abstractmethod
     def _compiles(self, bf16_weights: bool) -> bool:

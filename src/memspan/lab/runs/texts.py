@@ -74,7 +74,7 @@ def _prepared(
         texts = {split: texts[split]}
     if corpus is None and field is not None:
         raise MemspanError(
-            f"field {field!r} is that of another corpus than the run's own: name the corpus, or drop it"
+            f"field {field!r} needs a corpus (--corpus): the run's own corpus has its field recorded"
         )
     if corpus is not None:
         check_field(corpus, field)

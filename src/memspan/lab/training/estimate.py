@@ -139,7 +139,7 @@ class Plan:
             )
 
     def sample(self, rows: int, processes: Processes = ALONE) -> Updater:
-        """Trains the model with so many rows in each process, if these fit, on made-up tokens."""
+        """Build a trainer for ``rows`` rows per process on synthetic tokens, if they fit."""
         n, n_rows = self.config.train.gradient_segments, rows * processes.size
         options = replace(self.config.train, batch_size=n_rows, accumulate=n, accumulate_later=n)
         config = replace(self.config, train=options)

@@ -61,7 +61,7 @@ def non_finite_rows(memory: Memory) -> Tensor | None:
 def refuse_sharing(
     config: RunConfig[BackboneConfig], processes: Processes, begins: bool = False
 ) -> None:
-    """Refuse what so many processes cannot share; a sharded run ``begins`` in several only."""
+    """Raise if the batch cannot be split over the processes, or a sharded run ``begins`` with one."""
     if begins and config.train.parallel == "fsdp" and processes.size == 1:
         raise MemspanError(
             "--train.parallel fsdp shares the model between processes, and there is one: add --nproc "

@@ -81,7 +81,7 @@ def conclude(console: Console, state: TrainingState, folder: Path) -> None:
         sample = validation.sample(n_tokens)
         if state.processes.first:
             metrics.keep_sample(folder, state.step, sample)
-        say("\nit has read the beginning of the held-out text, which ends:", style="bold")
+        say("\nprompt, the beginning of the held-out text, which ends:", style="bold")
         # Of a long line, its end.
         prompt = validation.prompt().decode(errors="replace").rstrip("\n")
         for line in prompt.splitlines()[-PROMPT_LINES:]:

@@ -154,8 +154,8 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
         attention_weights: list[Tensor] | None = None,
         span: Span | None = None,
     ) -> BackboneOutput[CompressiveMemory]:
-        """Read a segment, see :meth:`memspan.models.Backbone.forward`. Of several documents in a row
-        only the last, of which something is kept, is compressed and has an auxiliary loss.
+        """Read a segment, see :meth:`memspan.models.Backbone.forward`. If a row holds several
+        documents, only the last is kept, so only it is compressed and adds an auxiliary loss.
 
         Statistics are per layer the auxiliary loss and, in evaluation mode but not with ``sdpa``, the
         shares of attention on compressed slots, memory and segment.

@@ -72,8 +72,7 @@ class CompressiveReader(RelativeReader[CompressiveMemory]):
         """Compress in the rows that are due: ``runs`` runs at most, one with ``step``."""
         rows = after.n_compressed.nonzero().flatten()
         at, length = (to_device(t, self._device) for t in (rows, after.length[rows]))
-        # Columns of the oldest tokens. Of slots that a row does not have they may be any that were
-        # written to.
+        # Columns of the oldest tokens. Slots that a row lacks may point at any written column.
         end = (self._end - length)[:, None]
         back = torch.arange(runs * self.rate, 0, -1, device=self._device)
         sources = (end - back).clamp(min=0)

@@ -168,7 +168,7 @@ class Transformer(Backbone[Memory]):
             inputs = where_in_use(inputs, length)
             after = TransformerWindow(after.tokens_seen, inputs, length)
             if again:
-                # Of no document: empty slots see each other, or their softmax would have no key.
+                # Document -1: empty slots attend to one another, so that no softmax row is empty.
                 old = in_use(again, memory.length.clamp(max=again)).long() - 1
                 new = old.new_zeros(x.shape[:2]) if number is None else number
                 number = torch.cat([old, new], 1)

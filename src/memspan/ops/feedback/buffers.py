@@ -108,7 +108,7 @@ class FoldedWeights:
 
 
 class Options(NamedTuple):
-    """Of one call, besides tensors."""
+    """Arguments of one call that are not tensors."""
 
     span: int
     """Earlier tokens that a token attends to, S."""
@@ -116,7 +116,7 @@ class Options(NamedTuple):
     eps: float
     norms_memory: bool
     weights_scale: float = 1.0
-    """Of dropout; likewise the next."""
+    """Dropout's scale of the attention weights; the next is that of all else."""
     scale: float = 1.0
 
 
@@ -161,8 +161,8 @@ def new_buffers(w: Buffers, options: Options, n_steps: int, batch: int, n_old: i
 
 
 def new_gradients(b: Buffers, d_out: Tensor, d_vectors: Tensor) -> Buffers:
-    """Room for gradients, laid out as what they are of, under its name after ``d_``: zero where they
-    are added up, and with those from outside, of the output and the memory vectors.
+    """Gradient buffers: ``d_NAME`` has the layout of ``NAME``. They are zero where gradients are added
+    up, and begin with those from outside, of the output and the memory vectors.
 
     ``d_added``: what each sub-layer adds to the residual stream, ``[2 * L, T, B, D]``; the same tensor
     as ``d_streams[1:]`` where neither a norm nor dropout lies between.

@@ -93,7 +93,7 @@ class _CompiledLoop:
         self._in_shares(self._library.forward, self._weights)
 
     def backward(self, given: Buffers) -> None:
-        """And back, after a forward with the same tensors, of weights prepared for that."""
+        """Run backward; call ``forward`` with the same tensors first."""
         self._see(given)
         self._in_shares(self._library.backward, self._weights)
         loop = self._loop

@@ -358,7 +358,7 @@ def _views(x: Tensor) -> list[tuple[Tensor, ...]]:
 
 
 def _alternately(a: Iterable[Any], b: Iterable[Any]) -> list[Any]:
-    """Of each layer, what belongs to attention, then what belongs to the feed-forward."""
+    """Interleave entries of attention and feed-forward, layer by layer."""
     return [each for pair in zip(a, b, strict=True) for each in pair]
 
 
