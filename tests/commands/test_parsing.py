@@ -74,7 +74,7 @@ def test_modules_are_imported_from_the_current_folder(
 def test_options_of_architectures_are_flags_with_help() -> None:
     kind = with_architectures(EvaluateArguments, "memory_options", "reader_options")
     read = parsed(kind, ["r", "--compressed-length", "3"], "memspan evaluate")
-    assert read.others()["compressed_length"] == 3
+    assert read.keywords()["compressed_length"] == 3
     hints = get_type_hints(kind, include_extras=True)
     for name, owners in {
         "compressed_length": "compressive",

@@ -60,14 +60,14 @@ def evaluate(arguments: list[str]) -> None:
         import memspan
         from memspan.lab.training.terminal import counting
 
-        run, precision = options.opened()
+        run, precision = options.open_run()
         with counting("scoring", "tokens") as progress:
             scores = memspan.evaluate(
                 run,
                 **text,
                 precision=precision,
                 progress=progress,
-                **options.others("corpus", "split", "json"),
+                **options.keywords("corpus", "split", "json"),
             )
     if options.corpus == STDIN:
         scores = dataclasses.replace(scores, corpus="standard input")
@@ -123,6 +123,6 @@ def _print(scores: Evaluation, run: Run, before: Path | None) -> None:
     print(f"  nats per token       {scores.nats_per_token:10.4f}")
     print(f"  perplexity per token {scores.perplexity:10.2f}")
     if run.tokenizer.kind not in ("bytes", "characters") and not scores.altered:
-        # For bytes and characters it has seven digits, and nobody reports it.
+        # For bytes and characters it has seven digits, and papers do not report it.
         print(f"  perplexity per word  {scores.word_perplexity:10.2f}")
     print(f"  {scores.seconds:.1f} s, {scores.tokens_per_second:,.0f} tokens/s")

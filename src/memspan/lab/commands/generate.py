@@ -98,14 +98,14 @@ def _generate(options: Any) -> None:
 
     sampling = options.sampling
     with _opened(options.prompt_file) as file:
-        run, precision = options.opened()
+        run, precision = options.open_run()
         writer = Writer(
             run,
             _prompt(file, options.prompt),
             sampling=dataclasses.replace(sampling, temperature=0) if options.greedy else sampling,
             log_probabilities=options.json,
             precision=precision,
-            **options.others(
+            **options.keywords(
                 "prompt", "prompt_file", "sampling", "greedy", "save_memory", "json", "force"
             ),
         )

@@ -97,7 +97,7 @@ def _measured(name: str, text: dict[str, Any], options: MeasureArguments) -> Mea
             precision=precision,
             device=options.device,
             progress=progress,
-            **options.others("corpus", "split", "out"),
+            **options.keywords("corpus", "split", "out"),
         )
     if options.corpus == STDIN:
         measured = dataclasses.replace(measured, corpus="standard input")

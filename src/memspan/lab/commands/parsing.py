@@ -101,10 +101,10 @@ class DeviceArguments:
         refuse_contradictory_precision(self.precision, self.matmul_precision)
         at_least(1, self, "threads")
 
-    def others(self, *but: str) -> dict[str, Any]:
-        """All options but these and those of how a run is opened: for the function of that name."""
+    def keywords(self, *exclude: str) -> dict[str, Any]:
+        """Options as keywords of the verb's function, without ``exclude`` and those that open a run."""
         opening = {each.name for each in dataclasses.fields(ReadingArguments)}
-        return {name: v for name, v in vars(self).items() if name not in {*opening, *but}}
+        return {name: v for name, v in vars(self).items() if name not in {*opening, *exclude}}
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class ReadingArguments(DeviceArguments):
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(help=RUN_HELP)] = field(kw_only=True)
 
-    def opened(self) -> tuple[Run, Precision]:
+    def open_run(self) -> tuple[Run, Precision]:
         """The run, and the precision to read in. Imports torch."""
         from memspan.devices import device_for
         from memspan.lab.runs.run import load, precision_for

@@ -70,6 +70,6 @@ def set_threads(given: int | None, recorded: int | None = None, *, one: bool = F
 
 
 def announce(line: str | None) -> None:
-    """Tell the user, beside a verb's output."""
+    """Tell the user, apart from a verb's output."""
     if line is not None:
         logging.getLogger("memspan").warning(line)

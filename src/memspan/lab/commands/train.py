@@ -170,7 +170,7 @@ def _joined(options: TrainArguments[Any]) -> Iterator[tuple[Console, Processes]]
         with joined() as processes:
             if _is_launched():
                 # Until all have met Ctrl-C ended the process at once, see __main__.py: one that waits
-                # for another does so in C++, where Python's exceptions have to wait, too.
+                # for another does so in C++, where Python's exceptions have to wait as well.
                 signal.signal(signal.SIGINT, signal.default_int_handler)
             # No mark-up: names of corpora and folders may hold brackets. The terminal breaks the
             # lines, so that files and pipes get them unbroken.
@@ -186,7 +186,7 @@ def _recorded_threads(folder: Path | None) -> int | None:
         return None
     from memspan.lab.runs import checkpoints
 
-    # What is wrong with the folder is said when it is resumed.
+    # Faults of the folder are reported when it is resumed.
     with contextlib.suppress(MemspanError):
         environment = checkpoints.latest(folder).state.get("environment")
         recorded = environment.get("threads") if isinstance(environment, dict) else None
@@ -327,7 +327,7 @@ def _removed_if_unused(folder: Path | None) -> Iterator[None]:
 
 
 def keep_text(config: RunConfig[BackboneConfig], out: Path | None, resume: Path | None) -> Path:
-    """Write the text of standard input beside the run's folder, so that the run can be resumed."""
+    """Write the text of standard input next to the run's folder, so that the run can be resumed."""
     if resume is not None or reports.is_worker():
         raise MemspanError(
             "a text from standard input is for a new run without torchrun: give --data.corpus a file"

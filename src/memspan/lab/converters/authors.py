@@ -147,7 +147,7 @@ def _state_and_options(value: Any, path: Path) -> tuple[dict[str, Tensor], dict[
     if not isinstance(options, dict):
         if not args.exists():
             raise MemspanError(
-                f"{path} has tensors but not the model's options: put {args.name} beside it, the "
+                f"{path} has tensors but not the model's options: put {args.name} next to it, the "
                 "options of train.py as JSON, such as mem_len, same_length, clamp_len and pre_lnorm"
             )
         options = read_json(args)

@@ -97,6 +97,6 @@ def read_tokenizer(path: Path) -> Tokenizer:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise MemspanError(
             f"{path} is not a tokenizer.json that memspan exported ({type(error).__name__} {error}): "
-            "save the tokenizer beside the model"
+            "save the tokenizer next to the model"
         ) from None
     return read_library_tokenizer(path)

@@ -49,7 +49,7 @@ def is_damage(error: Exception) -> bool:
     return isinstance(error, DAMAGED) or type(error).__name__ == "ZstdError"
 
 
-def opened(path: Path) -> IO[bytes]:
+def open_text(path: Path) -> IO[bytes]:
     """Open a file, or the text that is compressed in it.
 
     Raises:

@@ -104,7 +104,7 @@ def load_corpus(texts: Texts, field: str = "text", whole: bool = False) -> Corpu
 
 
 def _shadowed(texts: Texts) -> list[str]:
-    """A line for each named corpus whose name a file or folder here has, too."""
+    """A line for each named corpus that shares its name with a file or folder here."""
     names = [texts] if isinstance(texts, str) else [_of_split(name)[0] for name in texts.values()]
     return [
         f"{name} is the named corpus, not the {'folder' if os.path.isdir(name) else 'file'} of that "
@@ -161,7 +161,7 @@ def _is_there(name: str) -> bool:
 
 
 def _of_split(name: str) -> tuple[str, str]:
-    """``NAME#SPLIT`` as its two parts; a path may contain a #, too."""
+    """``NAME#SPLIT`` as its two parts; a path may contain a # as well."""
     source, _, split = name.rpartition("#")
     hub = name.startswith(PREFIX)
     return (name, "") if not source or (_is_there(name) and not hub) else (source, split)
@@ -319,7 +319,7 @@ def _is_dataset(name: str) -> bool:
 
 def has_fields(name: str) -> bool:
     """True if a corpus's text is a field of records, as in JSON Lines, CSV, Parquet and data sets, and
-    if the corpus is missing, so that nobody can tell."""
+    if the corpus is missing, so that its records are unknown."""
     if name in CORPORA:
         return False
     if _is_dataset(name):

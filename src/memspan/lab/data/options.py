@@ -56,7 +56,7 @@ class DataConfig(Options):
     extra datasets a table (.csv and .tsv, with column names in the first line, and .parquet), a folder
     that Hugging Face's datasets saved, or hf:NAME, a data set on its hub. It is split for training,
     validation and test. -: standard input, for a new run, which is kept in a file
-    beside the run's folder. None: two-plays, or what train names."""
+    next to the run's folder. None: two-plays, or what train names."""
     train: str | None = dataclass_field(default=None, kw_only=True)
     """Instead of the corpus, the text to train on, named like a corpus: all of it or, of a named corpus
     or data set, its split train; NAME#SPLIT takes another."""

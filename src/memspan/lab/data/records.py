@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from memspan.errors import MemspanError
-from memspan.lab.data.compressed import name_inside, opened
+from memspan.lab.data.compressed import name_inside, open_text
 
 NAME_IT = (
     "name the field of the text with --data.field in train, with --field in data prepare, evaluate "
@@ -134,7 +134,7 @@ def suffix_of(path: Path) -> str:
 
 
 def _json_lines(path: Path, field: str) -> Iterator[bytes]:
-    with opened(path) as file:
+    with open_text(path) as file:
         for number, line in enumerate(iter(lambda: file.readline(LINE_LIMIT + 1), b""), 1):
             if line.strip():
                 yield _json_text(line, field, path, number)
@@ -160,7 +160,7 @@ def _json_text(line: bytes, field: str, path: Path, number: int) -> bytes:
 def _json(path: Path, field: str) -> Iterator[bytes]:
     """A list of objects, or one object after the other."""
     try:
-        with opened(path) as file:
+        with open_text(path) as file:
             for number, record in enumerate(_values(file, path), 1):
                 where = f"{path}, record {number:,}"
                 if not isinstance(record, dict):

@@ -1,4 +1,4 @@
-"""Token files: ids as a flat memory map, with a JSON header beside them.
+"""Token files: ids as a flat memory map, each with a JSON header.
 
 The identity of a corpus, wherever it is: each split's tokens, and where its documents start.
 """

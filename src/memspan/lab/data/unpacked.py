@@ -16,7 +16,7 @@ import numpy as np
 
 from memspan.errors import MemspanError
 from memspan.files.disk import cache_folder, write_atomically
-from memspan.lab.data.compressed import is_archive, is_compressed, is_damage, opened
+from memspan.lab.data.compressed import is_archive, is_compressed, is_damage, open_text
 from memspan.lab.data.encodings import foreign_format
 from memspan.lab.data.id_arrays import WIDTH, read_ids
 from memspan.lab.data.records import RECORDS, damaged, suffix_of
@@ -163,5 +163,5 @@ def _known_ends(text: Path, borders: Path) -> np.ndarray | None:
 
 
 def _plain(path: Path, field: str) -> Iterator[bytes]:
-    with opened(path) as file:
+    with open_text(path) as file:
         yield from iter(lambda: file.read(CHUNK), b"")

@@ -152,7 +152,7 @@ class Report:
             ),
             rows,
             f"The smallest history whose loss is within {TOLERANCE} bits per byte of the longest "
-            "history's, with a 95 % interval from so many blocks of neighbouring tokens. State: "
+            "history's, with a 95 % interval from that many blocks of neighbouring tokens. State: "
             "what one stream carries.",
         )  # fmt: skip
 
@@ -239,7 +239,7 @@ def _inside(name: str, m: Measurement) -> Iterator[Table]:
     if m.retention is not None:
         rank = f"effective rank of {m.retention.full_rank}"
         yield Table(
-            f"{name}: % of a written value that its key reads after so many further tokens",
+            f"{name}: % of a written value that its key still reads after n further tokens",
             ("layer", *(f"{n:,}" for n in m.retention.after), rank),
             [
                 (str(n), *map(_percent, layer.kept), f"{layer.effective_rank:.1f}")

@@ -25,13 +25,13 @@ AFTER_CUT = 1000
 """Characters behind a cut, or twice as many as a token or word may have, that decide whether it changes
 tokens."""
 MOST_TRIES = 4
-"""A text that cannot be cut at so many places is not cut any more."""
+"""Attempts to cut a text; after that many failures the rest stays whole."""
 PROBE = 'A "small" Probe: 12 x 3.5 (of what\u2019s cut) -- it\'s so. \u00dcber \u6771\u4eac too !\n'
 """A sample text. A tokeniser that cannot cut it at each of its spaces gets every text whole."""
 LONGEST = 4096
 """Maximum length of a token in characters."""
 MOST_UNUSED = 1000
-"""Maximum number of ids without a token, beside as many as there are tokens."""
+"""Maximum number of ids without a token, on top of as many as there are tokens."""
 MOST_GROWTH = 64
 """Factor by which normalising or decoding may lengthen a text."""
 

@@ -185,14 +185,14 @@ class MemspanLM(LM):
             logging.getLogger("memspan").warning(
                 f"the tokeniser of {self.run.folder} does not restore these texts (their case, spaces "
                 "or rare characters are lost), so bits per byte and perplexity per word flatter this "
-                "model beside others"
+                "model compared with others"
             )
         scored = np.concatenate([np.empty(0, self.run.tokenizer.dtype), *texts])
         if n_unknown := self.run.tokenizer.count_unknown(scored):
             logging.getLogger("memspan").warning(
                 f"{n_unknown:,} of {len(scored):,} scored tokens are unknown to the vocabulary of "
                 f"{self.run.folder}: their text is not scored, so bits per byte and perplexity per "
-                "word flatter this model beside others"
+                "word flatter this model compared with others"
             )
 
     def _reader(self, memory: Memory | None = None) -> Reader:
