@@ -35,14 +35,14 @@ def test_all_laws_hold(name: str, part: str) -> None:
     assert others == {"roll-back", *by_design}, report
 
 
-def test_without_memory_nothing_is_known_of_it() -> None:
+def test_a_model_without_memory_is_refused() -> None:
     report = check(CarriesMemory(CASES["transformer"].model()), ["values"])
     (finding,) = report.findings
     assert finding.outcome == "refused"
     assert finding.detail.startswith("it carries no state")
 
 
-def test_what_a_model_refuses_is_its_own_words() -> None:
+def test_a_refusal_quotes_the_model() -> None:
     model = CarriesMemory(CASES["lstm"].shared_model())
     with pytest.raises(RefusedError, match="vocab"):
         model.read(torch.tensor([[11]]), model.start(1))

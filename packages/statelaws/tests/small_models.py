@@ -244,7 +244,7 @@ class MaskLeaksAfterACache(Attention, breaks="causality"):
 
 
 class TwiceTheOutputsForSeveralRows(Gated, breaks="rows"):
-    """What belongs to a row is spread over the tokens of a single one."""
+    """It spreads a row's outputs over the tokens of a single row."""
 
     def read(self, inputs: Tensor, state: State) -> Read:
         y, state = super().read(inputs, state)
@@ -257,7 +257,7 @@ class SelectIgnoresTheOrder(Gated, breaks="rows"):
 
 
 class RepeatedRowsShareTheirState(Gated, breaks="rows"):
-    """As after ``expand``: what one writes is the other's."""
+    """Rows share memory as after ``expand``: one row's writes are the other's."""
 
     def select(self, state: State, rows: Tensor) -> State:
         self.repeated = len(rows.unique()) < len(rows)

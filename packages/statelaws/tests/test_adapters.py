@@ -59,7 +59,7 @@ def test_recurrent_modules_read_as_torch_does_and_break_no_law(
     assert outcomes == {name: "not-offered" if name in missing else "holds" for name in NAMES}
 
 
-def test_recurrent_modules_refuse_what_they_cannot() -> None:
+def test_recurrent_modules_refuse_two_directions_and_left_padding() -> None:
     with pytest.raises(RefusedError, match="bidirectional=False"):
         Recurrent(nn.GRU(4, 6, bidirectional=True))
     model = Recurrent(nn.GRU(4, 6))
@@ -146,7 +146,7 @@ def test_models_that_read_on_by_single_tokens_are_read() -> None:
 
 
 class Renamed(Summing):
-    """As transformers since 5.24: the old name goes unseen, but outputs still answer to it."""
+    """Names as in transformers since 5.24: outputs answer to the old one, but do not list it."""
 
     def forward(self, input_ids: Tensor, cache: Any = None, **kwargs: Any) -> Any:
         return super().forward(input_ids, cache)
@@ -191,6 +191,6 @@ class OutOfOrder(Summing):
         (Forgetting(), "the cache given to Forgetting as past_key_values had no effect"),
     ],
 )
-def test_what_cannot_be_read_is_refused(module: nn.Module, says: str) -> None:
+def test_unreadable_models_are_refused(module: nn.Module, says: str) -> None:
     with pytest.raises(RefusedError, match=says):
         Causal(module)

@@ -1,4 +1,4 @@
-"""What a report says of models that cannot be judged, and what a check leaves behind."""
+"""Reports on models that cannot be judged, and the traces that a check leaves."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class DetachedAtEveryToken(Gated):
 
 
 class PartlyNaN(Gated):
-    """As of tokens that are never to be written."""
+    """Some outputs are NaN, as for tokens that must never be written."""
 
     def read(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
         outputs, state = super().read(inputs, state)
@@ -161,7 +161,7 @@ class Slow(Gated):
         return super().read(inputs, state)
 
 
-def test_what_is_not_reached_in_the_time_is_inconclusive() -> None:
+def test_laws_beyond_the_budget_are_inconclusive() -> None:
     started = time.process_time()
     report = check(Slow(), budget=0.5)
     assert time.process_time() - started < 3
@@ -182,7 +182,7 @@ class Long(Gated):
         return super().read(inputs, state)
 
 
-def test_the_report_lists_what_was_crossed() -> None:
+def test_the_report_lists_crossed_lengths() -> None:
     report = check(Long(), ["cuts", "rows"])
     assert not report.broken
     assert [finding.outcome for finding in report.findings] == ["holds", "holds"]
@@ -206,7 +206,7 @@ def test_a_report_is_a_table_and_json() -> None:
     assert content["findings"][0]["script"] == report["cuts"].script
 
 
-def test_mistakes_are_told() -> None:
+def test_unknown_laws_and_budgets_are_refused() -> None:
     with pytest.raises(ValueError, match="there is no law 'cut': use repeatable, cuts, "):
         check(Gated(), ["cut"])
     with pytest.raises(ValueError, match="budget must be a positive number of seconds, not nan"):
@@ -250,7 +250,7 @@ def test_fewer_outputs_than_inputs_are_refused() -> None:
     assert {f.detail for f in check(Strided()).findings} == {detail}
 
 
-def test_what_a_case_leaves_in_training_mode_is_no_other_laws_business() -> None:
+def test_a_case_leaves_no_training_mode_to_other_laws() -> None:
     """Batch normalisation raises where training has one row of one token."""
     report = check(small_models.RunningStatistics())
     assert [finding.law for finding in report.broken] == ["order-of-calls"]
@@ -322,7 +322,7 @@ def test_a_report_says_where_to_look_first() -> None:
     assert "It came in training mode, and was checked in evaluation mode." in report.notes
 
 
-def test_a_model_on_the_meta_device_is_told() -> None:
+def test_a_model_on_the_meta_device_is_refused() -> None:
     model = Gated()
     model.module.to("meta")
     with pytest.raises(ValueError, match="on the device meta"):
@@ -339,7 +339,7 @@ def test_a_function_without_its_module_is_told_of_dropout() -> None:
     assert "nothing was put into evaluation mode" in str(report)
 
 
-def test_what_a_function_keeps_is_not_bounded() -> None:
+def test_values_kept_by_a_function_break_bounded() -> None:
     kept = []
 
     def read(x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -354,7 +354,7 @@ def test_what_a_function_keeps_is_not_bounded() -> None:
     assert finding.detail.startswith("the model itself keeps 16 bytes a token, beside its state")
 
 
-def test_a_module_that_is_a_part_of_itself_is_told() -> None:
+def test_a_module_that_contains_itself_is_refused() -> None:
     model: Any = Gated()
     model.module.module = model.module
     with pytest.raises(ValueError, match="let module be a property that returns self"):

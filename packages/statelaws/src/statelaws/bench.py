@@ -404,7 +404,8 @@ class Bench:
             try:
                 reading = Reading(self._fresh(), case, self.seed, self.folder)
                 before, _ = reading.read_all(reading.x, case.pieces)
-                rows, most = case.rows + 2, case.tokens
+                rows = case.rows + 2
+                most = case.tokens
                 reading.lines += [
                     f"for call in range({calls}):",
                     f"    y, s = read(other[:, : call % {most} + 1], start({rows}))",

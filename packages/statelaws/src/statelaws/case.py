@@ -59,7 +59,7 @@ class Named:
 
 
 def written(value: Any) -> str:
-    """How a script writes an argument or an index."""
+    """Write an argument or an index as a script does."""
     if isinstance(value, Named):
         return value.text
     if isinstance(value, Tensor):

@@ -81,7 +81,8 @@ def check(
 @contextmanager
 def as_it_was(model: Stateful[Any]) -> Iterator[None]:
     """``model`` in evaluation mode; changes made inside the block are undone afterwards."""
-    module, device = model.module, device_of(model)
+    module = model.module
+    device = device_of(model)
     modes = [(each, each.training) for each in module.modules()]
     tensors = [*module.parameters(), *module.buffers()]
     values = [tensor.detach().clone() for tensor in tensors]

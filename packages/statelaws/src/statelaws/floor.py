@@ -1,4 +1,4 @@
-"""How exact a model's numbers are: the effect of the last place of its weights on them."""
+"""The floor: the effect of the last place of a model's weights on its outputs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True)
 class Reference:
-    """How far the outputs of a case may be off."""
+    """The difference that the outputs of a case may have."""
 
     deviation: float
     floor: float

@@ -1,4 +1,4 @@
-"""What a model that carries state offers: four functions over rows.
+"""The functions of a model that carries state.
 
 ``B`` is the number of rows, ``T`` that of tokens.
 """
@@ -19,7 +19,7 @@ Padding = Literal["right", "right-last", "left", "left-continued"]
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a model reads: tokens, or vectors."""
+    """The inputs of a model: tokens, or vectors."""
 
     vocab_size: int | None = None
     """Tokens are int64 ``[B, T]`` in ``0 .. vocab_size - 1`` (None: it reads vectors)."""
@@ -126,7 +126,7 @@ class Saves(Protocol[State]):
         """Write ``state``."""
 
     def load(self, path: Path) -> State:
-        """What :meth:`save` wrote."""
+        """Read a state that :meth:`save` wrote."""
 
 
 @runtime_checkable
@@ -136,8 +136,8 @@ class ReadsPadded(Protocol[State]):
     def read_padded(
         self, inputs: Tensor, state: State, lengths: Tensor, side: Literal["right", "left"]
     ) -> tuple[Tensor, State]:
-        """As :meth:`Stateful.read`, but only ``lengths[i]`` inputs of row ``i`` are real (int64
-        ``[B]``). The rest, on that ``side``, is padding, with any values."""
+        """Read as :meth:`Stateful.read` does, but only ``lengths[i]`` inputs of row ``i`` are real
+        (int64 ``[B]``). The rest, on that ``side``, is padding, with any values."""
 
 
 @runtime_checkable
@@ -145,8 +145,8 @@ class ReadsPacked(Protocol[State]):
     """A model that reads several documents in a row of inputs."""
 
     def read_packed(self, inputs: Tensor, state: State, starts: Tensor) -> tuple[Tensor, State]:
-        """As :meth:`Stateful.read`; a document begins where ``starts``, bool ``[B, T]``, is true, and
-        sees nothing of what was before it."""
+        """Read as :meth:`Stateful.read` does; a document begins where ``starts``, bool ``[B, T]``, is
+        true, and sees nothing of what was before it."""
 
 
 MADE = "module = ...  # in evaluation mode"

@@ -22,7 +22,7 @@ LACKS = {
     "truncate": "it cannot be rolled back",
     "save": "its states cannot be saved",
 }
-"""What is said of a model without an optional function."""
+"""Phrases about a model without an optional function, by its name."""
 
 
 class Reading:
@@ -81,7 +81,7 @@ class Reading:
         return Named(value, f"{name}{self._count}")
 
     def _call(self, name: str, *arguments: Any) -> tuple[Any, str]:
-        """What the model's function returns, and how a script calls it."""
+        """Call the model's function; returns its result, and the call as a script writes it."""
         function = getattr(self.model, name, None)
         if function is None:
             raise NotOfferedError(LACKS[name])
@@ -91,7 +91,7 @@ class Reading:
         return called(function, *values), f"{name}({', '.join(map(written, arguments))})"
 
     def outputs(self, name: str, *arguments: Any) -> tuple[Named, Named]:
-        """What the model's function returns: outputs, and the state after them."""
+        """Call a function that returns outputs and the state after them."""
         result, text = self._call(name, *arguments)
         pair = isinstance(result, tuple) and len(result) == 2
         if not pair or not isinstance(result[0], Tensor) or not result[0].is_floating_point():
@@ -108,7 +108,7 @@ class Reading:
         return Named(result[0], f"y{n}"), Named(result[1], f"s{n}")
 
     def state(self, name: str, *arguments: Any) -> Named:
-        """What the model's function returns: a state."""
+        """Call a function that returns a state."""
         return self.given(*self._call(name, *arguments))
 
     def start(self, rows: int | None = None) -> Named:

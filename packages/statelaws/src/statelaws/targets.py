@@ -80,7 +80,7 @@ def as_stateful(model: object, made: str | None = None) -> Stateful[Any]:
 
 @contextlib.contextmanager
 def _refused_as(what: str) -> Any:
-    """What a model refuses, with its name."""
+    """Name the model whose refusal is raised."""
     try:
         yield
     except RefusedError as error:
@@ -167,8 +167,10 @@ def is_object(target: str) -> bool:
 
 
 def found(target: str, seed: int = 0) -> tuple[object, str]:
-    """What ``FILE.py:NAME`` or ``MODULE:NAME`` names or, if that is a function or a class, returns; and
-    Python that does so, and calls it ``found``.
+    """Find the object of ``FILE.py:NAME`` or ``MODULE:NAME``; a function or a class is called for it.
+
+    Returns:
+        The object, and Python that makes it and calls it ``found``.
 
     Raises:
         StatelawsError: there is no such file, module or name, or its code raises an error.

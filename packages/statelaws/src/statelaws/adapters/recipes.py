@@ -28,7 +28,7 @@ SIZES: dict[str, Any] = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
-"""What recipes share; configs ignore what they do not know."""
+"""Options that recipes share; configs ignore those that they do not know."""
 WINDOW, CHUNK = 8, 8
 """Tokens."""
 VOCABULARY = 64
@@ -192,7 +192,7 @@ GATED_DELTA = (
 CODED: dict[str, dict[str, int]] = {name: {"chunk": 64} for name in GATED_DELTA}
 """Internal lengths that no config names: the chunk of the gated delta rule is an argument's default."""
 PADDING: dict[str, frozenset[Padding]] = {"rwkv": frozenset()}
-"""What the documentation promises, by type, where that is unusual."""
+"""Padding that the documentation promises to ignore, by type, where that is unusual."""
 
 
 def build(model_type: str, seed: int = 0, vocab_size: int = VOCABULARY) -> Causal:

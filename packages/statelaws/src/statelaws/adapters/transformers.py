@@ -37,7 +37,7 @@ State = tuple[Any, int, Tensor | None]
 
 @dataclass(frozen=True)
 class Calls:
-    """How a model is called with its cache."""
+    """The arguments and outputs of a model that concern its cache."""
 
     takes: str
     """The argument by which it takes its cache."""
@@ -268,7 +268,7 @@ def rows_of(cache: Any, rows: Tensor) -> Any:
 
 
 def _calls_of(module: nn.Module) -> Calls:
-    """What a model's ``forward`` takes, by the names of its parameters."""
+    """Find the cache among the parameters of a model's ``forward``."""
     # Wrappers, as PEFT's, pass on what they do not name.
     own: Any = module
     if hasattr(module, "get_base_model"):

@@ -16,8 +16,11 @@ from statelaws.states import leaves_of, size_of
 
 BOUNDED = "bounded"
 """The name of the law."""
-EARLY, MIDDLE, LATE, LATE_IF_GROWING = 10, 500, 1000, 100
-"""Numbers of segments after which a state's size is measured."""
+EARLY = 10
+"""Number of segments after which a state's size is measured first."""
+MIDDLE = 500
+LATE = 1000
+LATE_IF_GROWING = 100
 KEEPS = "the model itself keeps"
 SIZES = """\
 import pickle
@@ -32,7 +35,7 @@ for segment in range(1000):
 def growth(
     model: Stateful[Any], claims: Claims, inputs: Tensor, deadline: float
 ) -> tuple[Outcome, str]:
-    """How the state's size develops in a stream of ``inputs`` and their first token by turns."""
+    """Measure the state's size in a stream of ``inputs`` and their first token by turns."""
     late = LATE if claims.bounded else LATE_IF_GROWING
     state = called(model.start, len(inputs))
     sizes: dict[int, int] = {}

@@ -24,7 +24,8 @@ _EMPTY = "no tokens in between"
 
 def aligned(claims: Claims) -> list[tuple[int, ...]]:
     """Pieces with cuts at multiples of ``claims.cuts`` only."""
-    n, tokens = claims.cuts, length_of(claims)
+    n = claims.cuts
+    tokens = length_of(claims)
     cuts = [[2], [1], [3], [1, 2], [1, 2, 3], range(1, -(-tokens // n))]
     return [
         tuple(stop - start for start, stop in pairwise([0, *(n * i for i in each), tokens]))
@@ -58,7 +59,8 @@ def _cut_cases(claims: Claims, seed: int) -> Iterator[Case]:
             yield Case(ROWS, (half, size, rest) if rest > 0 else (half, 1))
     generator = torch.Generator().manual_seed(seed)
     for most in (4, half):
-        left, pieces = tokens, []
+        left = tokens
+        pieces = []
         while left:
             pieces.append(min(left, 1 + int(torch.randint(most, (), generator=generator))))
             left -= pieces[-1]
@@ -80,7 +82,9 @@ def cuts(reading: Reading, case: Case) -> Compared:
     whole = outputs_of(reading, reading.x, [case.tokens])
     if case.variant != _EMPTY:
         return Compared([(whole, outputs_of(reading, reading.x, case.pieces))])
-    outputs, state, at = [], reading.start(), 0
+    outputs = []
+    state = reading.start()
+    at = 0
     for piece in filter(None, case.pieces):
         if at:
             # Few models promise to read nothing.

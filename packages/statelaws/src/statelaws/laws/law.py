@@ -1,4 +1,4 @@
-"""What a law is, and what all laws share: their cases, and readings of these."""
+"""The type of a law, and the cases and readings that several laws share."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ names, a counter of eight bits."""
 
 @dataclass
 class Compared:
-    """What must be equal, and what must differ for the case to show anything."""
+    """Values that must be equal, and values that must differ for the case to show anything."""
 
     equal: list[tuple[Named, Named]]
     """Expected, seen."""
     unequal: list[tuple[Named, Named]] | None = None
-    """What must differ (None: outputs from a wrong state, as for all laws)."""
+    """Values that must differ (None: outputs from a wrong state, as for most laws)."""
     otherwise: str = ""
     """The message if it does not."""
 

@@ -54,7 +54,9 @@ def rows(reading: Reading, case: Case) -> Compared:
         selected = reading.state("select", state_after(reading, before), torch.tensor(rows))
         return Compared([(expected, reading.read(tail, selected)[0])])
     expected = outputs_of(reading, x, case.pieces)
-    most, every, back = case.rows - 1, slice(None), list(reversed(range(case.rows)))
+    most = case.rows - 1
+    every = slice(None)
+    back = list(reversed(range(case.rows)))
     # What is read instead, and which rows of the expected outputs and of its own are the same.
     read: dict[str, list[tuple[Named, Any, Any]]] = {
         "each row alone": [(x[i : i + 1], slice(i, i + 1), every) for i in range(case.rows)],
