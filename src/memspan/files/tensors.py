@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import reprlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,25 +19,6 @@ from memspan.errors import MemspanError
 from memspan.files.disk import unreadable, write_atomically
 
 SEAL = "sha256"
-TYPES = {
-    torch.uint64: "U64",
-    torch.int64: "I64",
-    torch.float64: "F64",
-    torch.complex64: "C64",
-    torch.float32: "F32",
-    torch.uint32: "U32",
-    torch.int32: "I32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.uint16: "U16",
-    torch.int16: "I16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-"""safetensors' names of types, in the order in which it writes tensors."""
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
@@ -47,7 +27,9 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         total.update(f"{name} {tensor.dtype} {list(tensor.shape)};".encode())
-        total.update(_bytes(tensor))
+        # Of one number or none, any strides count as contiguous, such as an expanded tensor's 0.
+        values = _plain(tensor).as_strided((tensor.numel(),), (1,))
+        total.update(values.view(torch.uint8).numpy().data)
     return total.hexdigest()
 
 
@@ -60,18 +42,15 @@ def save_tensors(
 ) -> str:
     """Write ``tensors`` atomically, with ``header`` and a checksum of both in the file's metadata.
 
-    Each is looked up several times and held only while it is used, so a mapping that reads or copies
-    tensors on demand need not hold all in memory.
-
     Returns:
         The checksum.
 
     Raises:
-        MemspanError: the disk is full, the folder cannot be written, or a tensor's type is not one of
-            :data:`TYPES`.
+        MemspanError: the disk is full, the folder cannot be written, or safetensors does not have a
+            tensor's type.
     """
-    sealed = _seal(header, tensors)
-    write_atomically(path, _content(tensors, header, sealed), make_folder=make_folder)
+    content, sealed = _content(tensors, header)
+    write_atomically(path, content, make_folder=make_folder)
     return sealed
 
 
@@ -81,13 +60,11 @@ def write_tensors(
     """Write to a file object what :func:`save_tensors` writes to a path.
 
     Raises:
-        MemspanError: it is not open for writing bytes, or a tensor's type is not one of :data:`TYPES`.
+        MemspanError: it is not open for writing bytes, or safetensors does not have a tensor's type.
     """
+    content, _ = _content(tensors, header)
     try:
-        for piece in _content(tensors, header, _seal(header, tensors)):
-            file.write(piece)
-    except MemspanError:
-        raise
+        file.write(content)
     except (AttributeError, TypeError, ValueError, OSError) as error:
         raise MemspanError(
             f"{reprlib.repr(file)} cannot be written to ({error}): give a path, or a file that is open "
@@ -117,7 +94,8 @@ def checked_header(path: Path) -> dict[str, str]:
 def _checked(source: Path | IO[bytes]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a file, not aligned, and its header; refuses an altered file."""
     with _opened(source) as file:
-        header, tensors = _header(file), _tensors(file)
+        header = _header(file)
+        tensors = _tensors(file)
         # Fails for types that PyTorch cannot compute with, which are never saved.
         sealed = _seal({k: v for k, v in header.items() if k != SEAL}, tensors)
     if header.get(SEAL) != sealed or not all(isinstance(v, str) for v in header.values()):
@@ -202,39 +180,34 @@ def _tensors(file: Any) -> dict[str, Tensor]:
     return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
-def _bytes(tensor: Tensor) -> memoryview:
-    """A tensor's values, copied only where they are on another device or not contiguous."""
-    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    # Of one number or none, any strides count as contiguous, such as an expanded tensor's 0.
-    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy().data
+def _plain(tensor: Tensor) -> Tensor:
+    """A tensor on the CPU with its values in order, copied only where it was not."""
+    return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
 
 
-def _content(
-    tensors: Mapping[str, Tensor], header: Mapping[str, str], sealed: str
-) -> Iterator[bytes | memoryview]:
-    """The pieces of a file equal to what safetensors writes, which copies all tensors first."""
+def _content(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> tuple[bytes, str]:
+    """A file's content, and its checksum."""
+    plain = {}
+    storages = set()
+    for name, tensor in tensors.items():
+        kept = _plain(tensor)
+        # safetensors refuses tensors that share their values, such as fields of an empty memory.
+        if kept.untyped_storage().data_ptr() in storages:
+            kept = kept.clone()
+        storages.add(kept.untyped_storage().data_ptr())
+        plain[name] = kept
+    sealed = _seal(header, plain)
     # One entry: safetensors writes several in no fixed order, and equal runs give equal files.
     metadata = {"memspan": json.dumps({**header, SEAL: sealed}, sort_keys=True)}
-    listed: dict[str, object] = {"__metadata__": metadata}
-    forms = {name: (tensor.dtype, list(tensor.shape)) for name, tensor in tensors.items()}
-    for name, (dtype, _) in forms.items():
-        if dtype not in TYPES:
-            raise MemspanError(
-                f"{name} is of type {dtype}, which files do not have: convert it, such as to float32"
-            )
-    rank = {dtype: number for number, dtype in enumerate(TYPES)}
-    names = sorted(forms, key=lambda name: (rank[forms[name][0]], name))
-    end = 0
-    for name in names:
-        dtype, shape = forms[name]
-        start, end = end, end + math.prod(shape) * dtype.itemsize
-        listed[name] = {"dtype": TYPES[dtype], "shape": shape, "data_offsets": [start, end]}
-    text = json.dumps(listed, ensure_ascii=False, separators=(",", ":")).encode()
-    # Values begin at a multiple of eight.
-    text += b" " * (-len(text) % 8)
-    yield len(text).to_bytes(8, "little") + text
-    for name in names:
-        yield _bytes(tensors[name])
+    try:
+        # Not save_file, whose files nobody else may read, and whose own temporary files stay behind
+        # when a process is killed.
+        return safetensors.torch.save(plain, metadata), sealed
+    except KeyError as error:
+        name = next(name for name, tensor in plain.items() if tensor.dtype == error.args[0])
+        raise MemspanError(
+            f"{name} is of type {error}, which files do not have: convert it, such as to float32"
+        ) from None
 
 
 def _seal(header: Mapping[str, object], tensors: Mapping[str, Tensor]) -> str:
