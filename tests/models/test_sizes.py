@@ -85,7 +85,7 @@ def test_training_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     # The weights would fit, and nothing else.
     one = 4.0 * sizes.parameters(config.model, 256)
     monkeypatch.setattr(sizes, "_machine_memory", lambda: 2 * one)
-    with pytest.raises(MemspanError, match="moments"):
+    with pytest.raises(MemspanError, match="gradients"):
         refuse_oversized_training(plan)
 
 

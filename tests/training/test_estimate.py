@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,8 @@ from memspan.lab.commands.train import train
 from memspan.lab.data.options import DataConfig
 from memspan.lab.distributed import reports
 from memspan.lab.runs.options import RunConfig
-from memspan.lab.training import estimate as estimates
 from memspan.lab.training import start
-from memspan.lab.training.estimate import Plan, Tally, estimate
+from memspan.lab.training.estimate import Plan, Trial, estimate
 from memspan.models import LanguageModel, sizes
 from memspan.models.registry import MODELS
 
@@ -46,38 +46,34 @@ def test_counts_are_those_of_the_model(architecture: str) -> None:
     assert not list(Path().iterdir())
 
 
-def test_activations_grow_linearly() -> None:
-    """What two rows say of many is what tensors then take."""
-    loop: Any = {"accumulate": 3, "gradient_segments": 3, "segment_length": 32, "batch_size": 6}
+def test_few_rows_tell_the_activations_of_many() -> None:
+    loop: Any = {"accumulate": 3, "gradient_segments": 3, "segment_length": 32}
     taken = {}
     for recompute in (False, True):
         config = tiny("transformer-xl", recompute=recompute, **loop)
         model = dataclasses.replace(config.model, n_layers=6, memory_length=32, dropout=0.1)
-        plan = Plan(dataclasses.replace(config, model=model), 256, CPU)
-        updater = plan.sample(6)
-        updater.update()
-        with Tally() as counted:
-            updater.update()
-        taken[recompute] = counted.peak
-        activations, _ = plan.activations_and_seconds()
-        assert activations == pytest.approx(counted.peak, rel=0.1)
+        few, many = (
+            dataclasses.replace(config, model=model, train=replace(config.train, batch_size=rows))
+            for rows in (2, 4)
+        )
+        found, taken[recompute] = (Plan(each, 256, CPU).trial().activations for each in (few, many))
+        assert 2 * found == pytest.approx(taken[recompute], rel=0.15)
     assert taken[True] < taken[False] / 5
 
 
-def test_what_is_slow_is_timed_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here an update takes a second and as many more as there are rows."""
-    monkeypatch.setattr(
-        estimates, "_seconds", lambda updater: 1.0 + len(updater.state.memory.tokens_seen)
-    )
+def test_speed_is_that_of_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def trial(plan: Plan) -> Trial:
+        tried.append(plan.rows)
+        return Trial(rows=4, moments=0, activations=0, seconds=2.0)
+
+    monkeypatch.setattr(Plan, "trial", trial)
     config = tiny("lstm", batch_size=12)
-    for longest, probe in (
-        (13, "updates of the model itself"),
-        (12, "updates of one and two rows, extrapolated"),
-    ):
-        monkeypatch.setattr(estimates, "LONGEST_UPDATE", longest)
-        found = estimate(config)
-        assert (found.probe, found.tokens_per_second) == (probe, 12 * 8 / 13)
-    assert estimate(config, n_processes=3).tokens_per_second == pytest.approx(12 * 8 / 5)
+    found = estimate(config)
+    assert (found.probe, found.tokens_per_second) == ("updates of 4 rows", 4 * 8 / 2)
+    assert estimate(config, n_processes=3).tokens_per_second == 3 * 4 * 8 / 2
+    assert tried == [12, 4]
 
 
 def test_processes_share_what_training_shares() -> None:
@@ -148,7 +144,7 @@ def test_what_cannot_be_estimated(
         assert says in refused(capsys, "train", "--dry-run", "--train.device=cpu", flag)
     monkeypatch.setattr(reports, "is_worker", lambda: True)
     with pytest.raises(MemspanError, match="torchrun has already started some: drop one of them"):
-        train(["--dry-run", "--nproc", "4096"])
+        train(["--nproc", "4096"])
 
 
 def test_disk_is_that_of_the_checkpoints_that_stay() -> None:

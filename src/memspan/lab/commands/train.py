@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 import tyro
 
 from memspan.checks import at_least
-from memspan.cores import cores
 from memspan.errors import MemspanError
 from memspan.lab.commands.parsing import Modules, parsed, peek_flags
 from memspan.lab.commands.standard_streams import STDIN, keep_input, settle_output
@@ -70,8 +69,8 @@ class TrainArguments(Generic[M]):
     threads: Threads = None
     dry_run: bool = False
     """Do not train or write a folder; print parameters, memory per process, speed, disk and hours for
-    --nproc processes. The speed is that of a few updates on made-up text, with fewer rows if the model
-    is large. Exits with status 2 if the run does not fit in memory."""
+    --nproc processes, from a few updates of up to four rows of made-up text. Exits with status 2 if
+    the run does not fit in memory."""
 
     modules: Modules = ()
 
@@ -96,9 +95,7 @@ class TrainArguments(Generic[M]):
 def train(arguments: list[str]) -> None:
     """Run the verb with ``arguments``."""
     options, begun, arguments = _read(arguments)
-    # More processes than cores are for another machine: a dry run then scales what one does.
-    elsewhere = options.dry_run and options.nproc > cores() and not reports.is_worker()
-    if options.nproc > 1 and not _is_launched() and not elsewhere:
+    if options.nproc > 1 and not _is_launched() and not options.dry_run:
         _launch(arguments, options.nproc)
         return
     with _joined(options) as (console, processes):
@@ -111,7 +108,7 @@ def train(arguments: list[str]) -> None:
             "on_stop": signals.append,
         }
         if options.dry_run:
-            _dry_run(options, console, processes)
+            _dry_run(options, console, processes.size)
         elif options.resume is not None:
             changed = options.config if options.config != begun else None
             start.resume(options.resume, config=changed, **shared)
@@ -194,13 +191,13 @@ def _recorded_threads(folder: Path | None) -> int | None:
     return None
 
 
-def _dry_run(options: TrainArguments[Any], console: Console, processes: Processes) -> None:
+def _dry_run(options: TrainArguments[Any], console: Console, n_processes: int) -> None:
     from memspan.lab.runs.run import trained
     from memspan.lab.training.estimate import estimate
 
     if options.init_from is not None:
         trained(options.init_from)
-    found = estimate(options.config, n_processes=options.nproc, processes=processes)
+    found = estimate(options.config, n_processes=max(options.nproc, n_processes))
     console.print(str(found), highlight=False)
     found.plan.refuse(found.needs)
 

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from memspan.calls import checked
+from memspan.cores import cores
 from memspan.devices import device_for
 from memspan.errors import MemspanError, counted
 from memspan.lab.data.corpora import Corpus, is_local
@@ -23,12 +24,12 @@ from memspan.lab.data.options import title
 from memspan.lab.data.prepared import TokenizedCorpus, prepare
 from memspan.lab.data.token_files import TokenFile
 from memspan.lab.data.tokenizers.plain import WordTokenizer
-from memspan.lab.distributed.processes import ALONE, Processes, own_device
+from memspan.lab.distributed.processes import Processes
 from memspan.lab.exclusive import random_numbers
 from memspan.lab.invocation import command
 from memspan.lab.modes import usual_modes
 from memspan.lab.runs.options import RunConfig
-from memspan.lab.training.optimisers import MakeOptimiser, kept_bytes, with_optimiser
+from memspan.lab.training.optimisers import MakeOptimiser, with_optimiser
 from memspan.lab.training.state import TrainingState, refuse_sharing, streams_of
 from memspan.lab.training.updates import Updater
 from memspan.models import LanguageModel
@@ -37,8 +38,8 @@ from memspan.models.sizes import BYTES, memory_of, refuse_impossible, refuse_ove
 
 PROCESS = 400_000_000
 """Bytes of Python and its libraries on a CPU, with their own allocations."""
-LONGEST_UPDATE = 3.0
-"""About the longest update of the whole model that is timed, in seconds."""
+FEW = 4
+"""Rows that are tried, if the run has as many."""
 Run = RunConfig[BackboneConfig]
 
 
@@ -59,20 +60,20 @@ class Tally(TorchDispatchMode):
     ) -> Any:
         result = function(*args, **kwargs or {})
         # Views and tensors changed in place share storages that were there before.
-        made, given = _storages(result), _storages((args, kwargs))
-        for storage in (made[key] for key in made.keys() - given.keys()):
-            self.live += storage.nbytes()
-            weakref.finalize(storage, self._freed, storage.nbytes())
-        self.peak = max(self.peak, self.live)
+        given = {t.untyped_storage()._cdata for t in _tensors((args, kwargs))}
+        made = {s._cdata: s for t in _tensors(result) if (s := t.untyped_storage())}
+        for key in made.keys() - given:
+            self._count(made[key].nbytes())
+            weakref.finalize(made[key], self._count, -made[key].nbytes())
         return result
 
-    def _freed(self, size: int) -> None:
-        self.live -= size
+    def _count(self, size: int) -> None:
+        self.live += size
+        self.peak = max(self.peak, self.live)
 
 
-def _storages(values: Any) -> dict[int, torch.UntypedStorage]:
-    found = (t.untyped_storage() for t in tree_leaves(values) if isinstance(t, Tensor))
-    return {storage._cdata: storage for storage in found}
+def _tensors(values: Any) -> list[Tensor]:
+    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
 
 
 @dataclass(frozen=True)
@@ -93,41 +94,32 @@ class Plan:
     @property
     def available(self) -> int:
         """Bytes of the device for each process; those on one machine share its memory."""
-        here = os.environ.get("LOCAL_WORLD_SIZE", 1) if self.device.type == "cpu" else 1
-        return int(memory_of(self.device) / int(here))
+        # More processes than cores are for another machine.
+        here = self.n_processes if self.n_processes <= cores() else 1
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", here)) if self.device.type == "cpu" else 1
+        return int(memory_of(self.device) / here)
 
-    def needs(self, activations: float | None = None) -> dict[str, int]:
-        """Bytes that each process takes for what, given its activations (None: a lower bound)."""
-        config, options, n = self.config, self.config.train, self.n_processes
+    def needs(self, trial: Trial | None = None) -> dict[str, int]:
+        """Bytes that each process takes, by what takes them (no ``trial``: a lower bound)."""
+        options = self.config.train
         with torch.device("meta"), refuse_impossible("the model"):
-            model = LanguageModel(self.vocab_size, config.model, config.embedding)
+            model = LanguageModel(self.vocab_size, self.config.model, self.config.embedding)
             memory = self.rows * model.initial_memory(1).nbytes
-        own = whole = BYTES * sum(p.numel() for p in model.parameters())
-        moments = kept_bytes(model, config.optim, self.optimiser)
-        part, gathered = (whole + moments) // n, 0
-        if options.parallel == "fsdp" and n > 1:
-            # FSDP2 gathers one unit at a time, and all parameters outside of units.
-            units = [BYTES * sum(p.numel() for p in unit.parameters()) for unit in model.units()]
-            gathered = whole - sum(units) + max(units, default=0)
-            own, moments = own // n, moments // n
-        if activations is None:
-            inputs_of_layers = self.rows * config.model.n_layers * config.model.d_model
-            activations = BYTES * options.segment_length * inputs_of_layers
-        found = {
-            "weights": own + gathered,
+        weights = BYTES * sum(p.numel() for p in model.parameters())
+        share = self.n_processes if options.parallel == "fsdp" else 1
+        if trial is None:
+            inputs_of_layers = self.config.model.n_layers * self.config.model.d_model
+            trial = Trial(1, 0, BYTES * options.segment_length * inputs_of_layers, 0.0)
+        return {
+            "weights": weights // share,
             # DDP collects them in buckets.
-            "gradients": own * (2 if options.parallel == "ddp" and n > 1 else 1),
-            "moments": moments,
-            "activations": round(activations),
+            "gradients": weights // share * (2 if self.n_processes > share else 1),
+            "moments": trial.moments // share,
+            "activations": trial.activations * self.rows // trial.rows,
             # Before and after an update.
             "memory": 2 * memory,
+            "process": PROCESS if self.device.type == "cpu" else 0,
         }
-        if self.device.type == "cpu":
-            found["process"] = PROCESS
-            if n > 1:
-                # Copies: all state; memory again, whose fields may share tensors; a part twice.
-                found["saving"] = own + moments + 4 * memory + 2 * part
-        return found
 
     def refuse(self, needs: dict[str, int]) -> None:
         """Raise :class:`MemspanError` if processes that need so much do not fit the device."""
@@ -138,51 +130,48 @@ class Plan:
                 "sizes, or share them with --nproc on more machines (--train.parallel fsdp)"
             )
 
-    def sample(self, rows: int, processes: Processes = ALONE) -> Updater:
-        """Build a trainer for ``rows`` rows per process on synthetic tokens, if they fit."""
-        n, n_rows = self.config.train.gradient_segments, rows * processes.size
-        options = replace(self.config.train, batch_size=n_rows, accumulate=n, accumulate_later=n)
-        config = replace(self.config, train=options)
-        plan = replace(self, config=config, n_processes=processes.size)
+    def trial(self) -> Trial:
+        """Train with a few rows, if these fit, on synthetic tokens."""
+        rows = min(FEW, self.rows)
+        segments = self.config.train.gradient_segments
+        options = replace(
+            self.config.train, batch_size=rows, accumulate=segments, accumulate_later=segments
+        )
+        plan = replace(self, config=replace(self.config, train=options), n_processes=1)
         plan.refuse(plan.needs())
         # As frequent as words sorted by frequency: like 1 / (id + 1).
-        rank = np.random.default_rng(1).random(4 * n * n_rows * options.segment_length)
+        rank = np.random.default_rng(1).random(5 * segments * rows * options.segment_length)
         tokens = np.expm1(rank * np.log1p(self.vocab_size)).clip(max=self.vocab_size - 1)
-        starts = np.zeros(1, np.int64)
-        text = TokenFile(tokens.astype(np.uint32), starts, len(tokens), "", "")
+        text = TokenFile(tokens.astype(np.uint32), np.zeros(1, np.int64), len(tokens), "", "")
         # Only the number of words matters.
         words = WordTokenizer([str(number) for number in range(self.vocab_size)])
         prepared = TokenizedCorpus(words, {"train": text}, Corpus({}, {}))
-        state = TrainingState(config, prepared, self.device, processes, optimiser=self.optimiser)
+        state = TrainingState(plan.config, prepared, self.device, optimiser=self.optimiser)
         # Segments have their full length by then.
         state.step = options.curriculum_steps
-        return Updater(state)
-
-    def activations_and_seconds(self) -> tuple[float, float]:
-        """Bytes and duration of an update in each process, linear in rows: from samples of few."""
-        few = min(2, self.rows)
-        one, more = (_sampled(self.sample(rows)) for rows in (1, few))
-        found = more + (self.rows - few) * np.maximum(0.0, more - one)
-        return found[0].item(), found[1].item()
-
-
-def _sampled(updater: Updater) -> np.ndarray:
-    """Bytes of tensors, but for gradients, and seconds of an update."""
-    for parameter in updater.state.model.parameters():
-        parameter.register_post_accumulate_grad_hook(_drop)
-    # An update replaces what is in memory.
-    with torch.no_grad():
-        updater.state.memory = updater.read(updater.state.streams.next()).memory
-    with Tally() as tally:
-        seconds = _seconds(updater)
-    return np.array([tally.peak, seconds])
+        updater = Updater(state)
+        updater.update()
+        start = time.perf_counter()
+        updater.update()
+        seconds = time.perf_counter() - start
+        for parameter in state.model.parameters():
+            parameter.register_post_accumulate_grad_hook(_drop)
+        with Tally() as tally:
+            updater.update()
+        return Trial(rows, state.optimiser.kept_bytes(), tally.peak, seconds)
 
 
-def _seconds(updater: Updater) -> float:
-    updater.state.processes.wait()
-    start = time.perf_counter()
-    updater.update()
-    return time.perf_counter() - start
+@dataclass(frozen=True)
+class Trial:
+    """What updates of a few rows have taken."""
+
+    rows: int
+    moments: int
+    """Bytes that the optimiser keeps."""
+    activations: int
+    """Bytes of tensors at the peak of an update, gradients of weights apart."""
+    seconds: float
+    """Duration of an update."""
 
 
 def _drop(parameter: Tensor) -> None:
@@ -195,8 +184,8 @@ def refuse_oversized_training(plan: Plan) -> None:
     least = plan.needs()
     plan.refuse(least)
     # Far below what there is, the lower bound leaves no doubt.
-    if sum(least.values()) - least.get("process", 0) > 0.01 * plan.available:
-        plan.refuse(plan.needs(plan.activations_and_seconds()[0]))
+    if sum(least.values()) - least["process"] > 0.01 * plan.available:
+        plan.refuse(plan.needs(plan.trial()))
 
 
 @dataclass(frozen=True)
@@ -238,48 +227,40 @@ def _in_words(needs: dict[str, int]) -> str:
 @random_numbers()
 @usual_modes()
 def estimate(
-    config: Run,
-    *,
-    n_processes: int = 1,
-    optimiser: MakeOptimiser | None = None,
-    processes: Processes = ALONE,
+    config: Run, *, n_processes: int = 1, optimiser: MakeOptimiser | None = None
 ) -> Estimate:
-    """Estimate what training would take, from counts and a probe of some seconds; nothing is written.
+    """Estimate what training would take, by a few updates of few rows; nothing is written.
 
     Printing it shows all in a few lines; ``docs/scaling.md`` says how it is found, and how good it is.
 
     Args:
         config: all options of the run.
-        n_processes: processes that would share its rows. If this is run in one, its speed is multiplied
-            by their number, without the exchange of gradients.
+        n_processes: processes that would share its rows. The speed of one is multiplied by their
+            number, without the exchange of gradients.
         optimiser: as for :func:`memspan.train`.
-        processes: of a distributed run, which all call this with the same arguments.
 
     Raises:
         MemspanError: an option that cannot be used, a vocabulary or an epoch that is not known without
-            a download, a model that does not fit this device even with a single row.
+            a download, a model that does not fit this device even with a few rows.
     """
-    n_processes = max(n_processes, processes.size)
     config = with_optimiser(config, optimiser)
     refuse_sharing(config, Processes(0, n_processes), begins=True)
-    device, options = own_device(device_for(config.train.device)), config.train
+    options = config.train
     config = replace(config, model=config.model.for_segments(options.segment_length))
-    vocab_size, steps = processes.in_turn(lambda: _vocabulary_and_steps(config))
-    plan = Plan(config, vocab_size, device, n_processes, optimiser)
-    activations, seconds = processes.of_first(plan.activations_and_seconds())
-    needs, probe = plan.needs(activations), "updates of one and two rows, extrapolated"
-    if seconds <= LONGEST_UPDATE and sum(needs.values()) <= plan.available:
-        updater, probe = plan.sample(plan.rows, processes), "updates of the model itself"
-        seconds = processes.of_first(min(_seconds(updater) for _ in range(3)))
-    if n_processes > processes.size:
+    vocab_size, steps = _vocabulary_and_steps(config)
+    plan = Plan(config, vocab_size, device_for(options.device), n_processes, optimiser)
+    trial = plan.trial()
+    probe = f"updates of {counted(trial.rows, 'row')}"
+    if n_processes > 1:
         probe += f", times {n_processes} without the exchange of gradients"
-    whole = replace(plan, n_processes=1).needs()
+    whole = replace(plan, n_processes=1).needs(trial)
     checkpoint = whole["weights"] + whole["moments"] + whole["memory"] // 2
-    speed = options.batch_size * options.segment_length * options.gradient_segments / seconds
+    read = trial.rows * options.segment_length * options.gradient_segments
+    speed = n_processes * read / trial.seconds
     return Estimate(
         plan,
         parameters=whole["weights"] // BYTES,
-        needs=needs,
+        needs=plan.needs(trial),
         tokens_per_second=speed,
         probe=probe,
         steps=steps,

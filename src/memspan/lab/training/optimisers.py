@@ -1,22 +1,18 @@
 """The optimisers: torch's own by name, or one that the user's function makes; the learning rate.
 
-A step with small stand-ins for the parameters shows what an optimiser keeps: its size, whether
-checkpoints can hold it, and whether a checkpoint's state has its form.
+The first step shows what an optimiser keeps, and is refused if checkpoints could not hold that.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from memspan.errors import MemspanError
 from memspan.lab.distributed.processes import placed
@@ -30,9 +26,7 @@ Groups = list[dict[str, Any]]
 """Groups of parameters as torch's optimisers take them: ``params``, their ``names``,
 ``weight_decay``, and ``factor``, which multiplies the learning rate."""
 MakeOptimiser = Callable[[Groups], torch.optim.Optimizer]
-Form = tuple[torch.dtype, int, bool]
-SMALL = 8
-"""The largest dimension of a stand-in."""
+Form = tuple[torch.dtype, torch.Size]
 NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
 """Types of numbers, and of the tensors that hold them in checkpoints."""
 
@@ -145,36 +139,43 @@ class Optimiser:
         """``own`` makes it from the parameters' groups, in place of the one that ``config`` names.
 
         Raises:
-            MemspanError: not an optimiser of these parameters, or its state cannot be saved.
+            MemspanError: not an optimiser of these parameters.
         """
         make = own or partial(OPTIMISERS[config.optimiser], config=config)
-        groups = groups_of(model, config)
         self._parameters = dict(model.named_parameters())
-        self._small = {name: (small, values) for name, small, values in _tried(make, groups)}
-        self.optimizer = _made(make, groups)
+        self._names = {id(p): name for name, p in self._parameters.items()}
+        self.optimizer = _made(make, groups_of(model, config))
         self.name = config.optimiser if own is None else type(self.optimizer).__name__
         """For the user's own optimiser, the name of its class."""
         self._begun_with = _numbers(self.optimizer)
         self._elsewhere = elsewhere.kept(self.optimizer) if own is not None else None
+        self._forms: dict[str, dict[str, Form]] = {}
+        """The forms of its state for each parameter, since its first gradient."""
+        self._has_stepped = False
 
     def step(self, learning_rate: float) -> None:
-        """Update the parameters by their gradients."""
+        """Update the parameters by their gradients.
+
+        Raises:
+            MemspanError: at the first step, if its state could not be saved, or gradients alone do not
+                suffice for a step.
+        """
         set_learning_rate(self.optimizer, learning_rate)
-        self.optimizer.step()
+        if self._has_stepped:
+            self.optimizer.step()
+        else:
+            self._first_step()
 
     def tensors(self) -> dict[str, Tensor]:
         """Its state: ``PARAMETER/KEY``, and ``GROUP/KEY`` for numbers of a group that have changed."""
         if self._elsewhere is not None:
             _refuse_elsewhere(self.optimizer, self._elsewhere, drawn=False)
-        names = {id(p): name for name, p in self._parameters.items()}
         found: dict[str, Tensor] = {}
-        for parameter, values in self.optimizer.state.items():
-            name, kept = names[id(parameter)], _tensors(values)
-            if _forms(kept, parameter) != self._forms(name):
+        for name, kept in self._kept().items():
+            if _forms(kept) != self._forms.setdefault(name, _forms(kept)):
                 raise MemspanError(
-                    f"{self.name} keeps other state for {name} ({', '.join(kept)}) than for a small "
-                    "parameter after one step, and could not be resumed: let it choose by names and "
-                    "dimensions, not by sizes, and keep all from its first step on"
+                    f"{self.name} keeps other state for {name} ({', '.join(kept)}) than after its "
+                    "first step, and could not be resumed: let it keep all from its first step on"
                 )
             found |= {f"{name}/{key}": value for key, value in kept.items()}
         changed = _numbers(self.optimizer).items() - self._begun_with.items()
@@ -183,41 +184,77 @@ class Optimiser:
     def restore(self, saved: Mapping[str, Mapping[str, Tensor]]) -> None:
         """The inverse of :meth:`tensors`, whose names are split here: ``PARAMETER``, then ``KEY``.
 
-        State that it does not keep is dropped, such as the momentum of an ``sgd`` that now has none.
+        The parameters' values change, since a step by gradients of zero shows what it keeps. State that
+        is no longer kept is dropped, such as the momentum of an ``sgd`` that now has none.
 
         Raises:
             TypeError: its state is missing or of another form.
         """
+        for parameter in self._parameters.values():
+            parameter.grad = torch.zeros_like(parameter)
+        self._first_step()
+        for parameter in self._parameters.values():
+            parameter.grad = None
+        trial = dict(self.optimizer.state)
+        self.optimizer.state.clear()
         for name, parameter in self._parameters.items():
             if values := saved.get(name):
-                # Fused updates do not check it.
-                if not self._forms(name).items() <= _forms(values, parameter).items():
+                # Fused updates do not check it, and would read beyond a tensor that is too small.
+                wanted = self._forms[name].items()
+                found = _forms(values).items()
+                if not wanted <= found or (self._elsewhere is not None and wanted != found):
                     raise TypeError(f"the optimiser's state of {name} has another form")
                 self.optimizer.state[parameter] = {
                     key: like if like is None else _restored(values[key], like)
-                    for key, like in self._small[name][1].items()
+                    for key, like in trial.get(parameter, {}).items()
                 }
         for number, group in enumerate(self.optimizer.param_groups):
+            begun = {key: f"{number}/{key}" for key in group}
+            group |= {k: self._begun_with[n] for k, n in begun.items() if n in self._begun_with}
             for key, value in saved.get(f"{number}", {}).items():
                 if type(group.get(key, 0)) not in NUMBERS:
                     raise TypeError(f"the optimiser has no number {key}")
                 group[key] = value.item()
 
-    def _forms(self, name: str) -> dict[str, Form]:
-        """The forms of its state for a parameter."""
-        small, values = self._small[name]
-        return _forms(_tensors(values), small)
+    def kept_bytes(self) -> int:
+        """Bytes of its state."""
+        return sum(value.nbytes for kept in self._kept().values() for value in kept.values())
 
+    def _first_step(self) -> None:
+        if self._elsewhere is None:
+            self.optimizer.step()
+        else:
+            self._first_step_of_own()
+        self._has_stepped = True
+        kept = self._kept()
+        for name, parameter in self._parameters.items():
+            if parameter.grad is not None:
+                self._forms[name] = _forms(kept.get(name, {}))
 
-def kept_bytes(model: LanguageModel, config: OptimConfig, own: MakeOptimiser | None) -> int:
-    """Size of an optimiser's state for ``model``, which may be on the meta device."""
-    make = own or partial(OPTIMISERS[config.optimiser], config=config)
-    parameters = dict(model.named_parameters())
-    return sum(
-        value.itemsize * (parameters[name] if value.shape == small.shape else value).numel()
-        for name, small, values in _tried(make, groups_of(model, config))
-        for value in _tensors(values).values()
-    )
+    def _first_step_of_own(self) -> None:
+        before = elsewhere.kept(self.optimizer)
+        kind = type(self.optimizer).__name__
+        try:
+            self.optimizer.step()
+        except Exception as error:
+            reason = " ".join(str(error).split())[:200]
+            raise MemspanError(
+                f"{kind} cannot make a step by gradients alone ({reason}): it gets no closure, and "
+                "with fsdp sharded parameters; choose another optimiser"
+            ) from error
+        _refuse_elsewhere(self.optimizer, before)
+        for owner, values in self.optimizer.state.items():
+            entries = values.items() if id(owner) in self._names else [(owner, values)]
+            for key, value in entries:
+                if id(owner) not in self._names or not _is_held(key, value):
+                    raise MemspanError(
+                        f"{kind} keeps {str(key)[:40]!r}, {type(value).__name__}: checkpoints hold "
+                        "only numbers and tensors, by name for each parameter"
+                    )
+
+    def _kept(self) -> dict[str, dict[str, Tensor]]:
+        """Its state as checkpoints hold it, by the parameters' names."""
+        return {self._names[id(p)]: _tensors(kept) for p, kept in self.optimizer.state.items()}
 
 
 def _made(make: MakeOptimiser, groups: Groups) -> torch.optim.Optimizer:
@@ -233,51 +270,6 @@ def _made(make: MakeOptimiser, groups: Groups) -> torch.optim.Optimizer:
             "groups that the function is called with"
         )
     return optimizer
-
-
-def _tried(make: MakeOptimiser, groups: Groups) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
-    """Names of parameters, small stand-ins, and an optimiser's state for these after a step."""
-    groups = [{**group, "params": [_stand_in(p) for p in group["params"]]} for group in groups]
-    names = {id(p): n for g in groups for n, p in zip(g["names"], g["params"], strict=True)}
-    parameters = [parameter for group in groups for parameter in group["params"]]
-    # Without effect on the run's random numbers.
-    with (
-        torch.random.fork_rng(devices={p.device for p in parameters if p.is_cuda}),
-        _other_random_numbers_kept(),
-    ):
-        optimizer = _made(make, groups)
-        before = elsewhere.kept(optimizer)
-        for parameter in parameters:
-            parameter.grad = torch.ones_like(parameter)
-        try:
-            optimizer.step()
-        except Exception as error:
-            reason = " ".join(str(error).split())[:200]
-            raise MemspanError(
-                f"{type(optimizer).__name__} cannot make a step by gradients alone ({reason}): it gets "
-                "no closure, and with fsdp sharded parameters; choose another optimiser"
-            ) from error
-        _refuse_elsewhere(optimizer, before)
-    for owner, values in optimizer.state.items():
-        for key, value in values.items() if id(owner) in names else [(owner, values)]:
-            if id(owner) not in names or not _is_held(key, value):
-                raise MemspanError(
-                    f"{type(optimizer).__name__} keeps {str(key)[:40]!r}, {type(value).__name__}: "
-                    "checkpoints hold only numbers and tensors, by name for each parameter"
-                )
-    for parameter in parameters:
-        yield names[id(parameter)], parameter, optimizer.state.get(parameter, {})
-
-
-@contextlib.contextmanager
-def _other_random_numbers_kept() -> Iterator[None]:
-    """Leave numpy's and Python's random numbers as they were."""
-    ours, pythons = np.random.get_state(), random.getstate()  # noqa: NPY002
-    try:
-        yield
-    finally:
-        np.random.set_state(ours)  # noqa: NPY002
-        random.setstate(pythons)
 
 
 def _refuse_elsewhere(
@@ -310,14 +302,6 @@ def _is_held(key: object, value: object) -> bool:
     return has_name and is_plain and not is_partial
 
 
-def _stand_in(parameter: Tensor) -> nn.Parameter:
-    """A small parameter with as many dimensions, and sharded likewise."""
-    device = "cpu" if parameter.is_meta else parameter.device
-    sizes = [min(n, SMALL) for n in parameter.shape]
-    small = torch.zeros(sizes, dtype=parameter.dtype, device=device)
-    return nn.Parameter(placed(small, parameter))
-
-
 def _tensors(values: Mapping[str, Any]) -> dict[str, Tensor]:
     """Values as a checkpoint holds them, without those that are None."""
     return {
@@ -332,12 +316,8 @@ def _restored(value: Tensor, like: Any) -> Any:
     return placed(value.to(like.device), like) if isinstance(like, Tensor) else value.item()
 
 
-def _forms(values: Mapping[str, Tensor], parameter: Tensor) -> dict[str, Form]:
-    """The form of a parameter's values, which is also that of its stand-in's."""
-    return {
-        key: (value.dtype, value.dim(), value.shape == parameter.shape)
-        for key, value in values.items()
-    }
+def _forms(values: Mapping[str, Tensor]) -> dict[str, Form]:
+    return {key: (value.dtype, value.shape) for key, value in values.items()}
 
 
 def _numbers(optimizer: torch.optim.Optimizer) -> dict[str, float]:

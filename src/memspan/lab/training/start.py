@@ -71,10 +71,9 @@ def train(
         optimiser: makes the optimiser, in place of the one that ``config.optim`` names. It is called
             with groups of parameters as torch's optimisers take them: ``params``, their ``names``,
             ``weight_decay``, and ``factor``, which multiplies the learning rate; the rate itself is set
-            before each step, as ``config.optim`` says. It may leave parameters out, and is called first
-            with small stand-ins, which have the parameters' names and numbers of dimensions. The
-            optimiser's state for each parameter must be tensors and numbers; checkpoints hold it, and
-            numbers in its groups that change.
+            before each step, as ``config.optim`` says. It may leave parameters out. The optimiser's
+            state for each parameter must be tensors and numbers, which the first step shows;
+            checkpoints hold it, and numbers in its groups that change.
         console: where progress, scores and a sample are shown (None: nowhere).
         processes: of a distributed run, which all call this with the same arguments; see
             :func:`memspan.lab.distributed.processes.joined`.

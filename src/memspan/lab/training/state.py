@@ -249,12 +249,15 @@ class TrainingState:
             ) from None
 
     def _restore(self, saved: Checkpoint, folder: Path) -> None:
+        # A run converted from another program's checkpoint has weights alone.
+        if saved.training or saved.state["step"]:
+            self._restore_training(saved)
         layout = self._layout()
+        # Last, since the optimiser has tried a step.
         weights = {name: placed(tensor, layout.get(name)) for name, tensor in saved.weights.items()}
         load_weights(self.model, weights, folder)
-        if not saved.training and not saved.state["step"]:
-            # Converted from another program's checkpoint: everything else is as before the first step.
-            return
+
+    def _restore_training(self, saved: Checkpoint) -> None:
         groups: dict[str, dict[str, Tensor]] = {}
         for name, tensor in saved.training.items():
             group, _, key = name.rpartition("/")
