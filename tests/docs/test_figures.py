@@ -97,7 +97,7 @@ def test_what_the_pages_say_of_them() -> None:
         "gated_delta_net": (
             [*still_read(gated["kept"], 1, 3, 10), *decays],
             "{} % of what it wrote after one more token, {} % after three, {} % after ten",
-            "leaves {} % of the matrix in the mean, a space {} %, a comma {} %",
+            "leaves {} % of the matrix on average, a space {} %, a comma {} %",
             "or a colon, {} %",
         ),
     }
