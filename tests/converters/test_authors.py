@@ -154,7 +154,7 @@ def test_mistakes_are_refused(path: Path, tmp_path: Path, theirs: Make) -> None:
             memspan.convert(tmp_path, tmp_path / "run")
 
     state = dict(g.named("param."))
-    refused(state, "put args.json beside it")
+    refused(state, "put args.json next to it")
     refused({"model_state": {}, "args": argparse.Namespace()}, "has no r_w_bias of 2 dimensions")
     refused(theirs("elsewhere.Model", nn.Module), "holds elsewhere.Model, .* could run a program")
     model = model_object(path, theirs)
