@@ -99,17 +99,20 @@ from small_models import Gated, SelectIgnoresTheOrder
 
 test_right = laws(Gated, only=["cuts", "files", "roll-back"], seeds=(0, 1))
 test_wrong = laws(SelectIgnoresTheOrder, only=["rows", "cuts"])
+test_known = laws(SelectIgnoresTheOrder, only=["rows"], xfail={"rows": "sorted rows"})
+test_mended = laws(Gated, only=["rows"], xfail={"rows": "no longer so"})
 """
 
 
 @pytest.mark.usefixtures("own_folder")
 def test_a_failure_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     Path("test_mine.py").write_text(CASES)
-    pytest.main(["-p", "no:cacheprovider", "-q", "-rs", "test_mine.py"])
+    pytest.main(["-p", "no:cacheprovider", "-q", "-rsx", "test_mine.py"])
     said = capsys.readouterr().out
     for words in (
-        "1 failed, 5 passed, 2 skipped",
+        "2 failed, 5 passed, 2 skipped, 1 xfailed",
         "test_wrong[rows-0]",
+        "[XPASS(strict)] no longer so",
         "law broken: a row's outputs do not depend on other rows",
         "select the rows in reverse: 2 rows of 2 x 1 tokens",
         "s4 = select(s3, torch.tensor([1, 0]))",
