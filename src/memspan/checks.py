@@ -37,7 +37,7 @@ def check_types(options: object) -> None:
 
 
 Check = tuple[Callable[[Any], bool], str]
-"""Whether a value is valid, and a description of valid ones."""
+"""A test of a value, and a description of valid values."""
 
 
 @functools.cache

@@ -24,7 +24,7 @@ def device_for(name: str) -> torch.device:
 
 
 def can_look(x: Tensor) -> bool:
-    """Whether Python can branch on ``x`` without waiting for a device or breaking a graph."""
+    """Check that Python can branch on ``x`` without waiting for a device or breaking a graph."""
     if torch.compiler.is_compiling() or x.device.type != "cpu":
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(x)

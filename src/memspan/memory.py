@@ -1,4 +1,4 @@
-"""What an architecture carries from segment to segment: a value of fixed size, batch first."""
+"""Memory, the value that an architecture carries from segment to segment: fixed size, batch first."""
 
 from __future__ import annotations
 

@@ -21,12 +21,12 @@ from memspan.errors import MemspanError
 
 @dataclass(frozen=True)
 class Precision(Options):
-    """How matrix products are computed."""
+    """Precision of matrix products."""
 
     products: Literal["float32", "bfloat16"] = "float32"
     """bfloat16: torch's autocast, except for what must not be rounded, such as sums in memory."""
     matmul: Literal["highest", "high", "medium"] = "highest"
-    """How products of float32 are computed, as in ``torch.set_float32_matmul_precision``."""
+    """Precision of float32 products, as in ``torch.set_float32_matmul_precision``."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -94,7 +94,7 @@ class Precision(Options):
 
 
 AUTOMATIC = Precision("float32", "highest")
-"""What ``auto`` means in training, on every device.
+"""The meaning of ``auto`` in training, on every device.
 
 Let it depend on the device only with evidence from such a one in benchmarks/results: learning curves of
 three seeds, as good as float32's."""
@@ -120,7 +120,7 @@ def resolve(
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether PyTorch has fast bfloat16 products for this processor; otherwise it uses slow loops."""
+    """Check that PyTorch has fast bfloat16 products for this processor; else it uses slow loops."""
     known = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
     return known is not None and bool(known())
 

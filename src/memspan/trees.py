@@ -71,7 +71,7 @@ def _nothing_of(options: Any) -> tuple[list[Any], Any]:
 
 @dataclass(frozen=True, repr=False)
 class LayerMemory:
-    """What one layer carries from segment to segment: a frozen dataclass whose fields are all tensors.
+    """Memory of one layer between segments: a frozen dataclass whose fields are all tensors.
 
     Every field has the batch first, a fixed size, and all-zero rows where nothing was read. None of the
     operations changes the memory it is called on: to branch a stream, keep the old value.
@@ -394,8 +394,8 @@ def check_field(
 
 
 def suits(x: Tensor, weight: Tensor) -> bool:
-    """Whether a module with this weight accepts the type of ``x``: its own or, under autocast or with
-    quantised weights, any floating-point type but float64."""
+    """Check that a module with this weight accepts the type of ``x``: its own or, under autocast or
+    with quantised weights, any floating-point type but float64."""
     return x.dtype == weight.dtype or (
         x.is_floating_point()
         and x.dtype != torch.float64

@@ -77,7 +77,7 @@ WAYS = {
 @pytest.mark.parametrize("conversion", ["in place", "overwrite", "swap"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("tie", ["all-but-first", "all"])
-def test_what_is_tied_stays_tied(
+def test_tied_tensors_stay_tied(
     tie: Any, way: str, conversion: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However torch replaces parameters, which it does name by name."""

@@ -89,6 +89,6 @@ def test_it_is_the_paper(implementation: str, length: int, case: Case) -> None:
     ],
     ids=str,
 )
-def test_what_does_not_fit_is_refused(options: dict[str, int], says: str) -> None:
+def test_misfits_are_refused(options: dict[str, int], says: str) -> None:
     with pytest.raises(MemspanError, match=says):
         GatedDeltaNetConfig(**options)

@@ -57,7 +57,7 @@ def test_causality(
 
 
 @every_case
-def test_what_matters(case: Case) -> None:
+def test_tokens_and_memory_change_the_outputs(case: Case) -> None:
     """The laws would hold for a model that looks at nothing: this one looks at all it should, and says
     whether cuts matter to it."""
     model = case.shared_model()

@@ -136,7 +136,7 @@ def test_sums_stay_in_float32(kind: str) -> None:
 
 @made
 @each_kind
-def test_what_does_not_fit_is_one_line(kind: str, whole: bool) -> None:
+def test_misfits_are_refused_in_one_line(kind: str, whole: bool) -> None:
     layer, x = make(kind, whole), torch.zeros(2, 3, 8)
     memory: Any = layer.initial_memory(2)
     of_a_model = CASES["fast-delta"].shared_model().initial_memory(2)

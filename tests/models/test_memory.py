@@ -171,7 +171,7 @@ def test_another_models_memory_is_refused(tmp_path: Path) -> None:
         TransformerXLMemory.load(path, FINGERPRINT)
 
 
-def test_other_files_are_neither_read_nor_overwritten(tmp_path: Path) -> None:
+def test_foreign_files_are_neither_read_nor_overwritten(tmp_path: Path) -> None:
     path, link = tmp_path / "m", tmp_path / "link"
     link.symlink_to(tmp_path / "nowhere")
     assert "missing" in refused(path)

@@ -19,7 +19,7 @@ from readings import text
 
 
 @pytest.mark.parametrize("cutoffs", [(), (3, 6)])
-def test_what_is_not_scored(cutoffs: tuple[int, ...]) -> None:
+def test_ignored_targets_are_not_scored(cutoffs: tuple[int, ...]) -> None:
     """Targets of -100 and padding: loss 0, no gradient, and no share in the mean."""
     model = compressive(EmbeddingConfig(cutoffs=cutoffs, div_val=2 if cutoffs else 1)).model()
     tokens, targets = text(3, 8), text(3, 8, 1)

@@ -108,7 +108,7 @@ def test_reader_over_a_long_stream(case: Case) -> None:
 
 
 @every_case
-def test_what_is_not_finite_leaves_with_its_stream(case: Case) -> None:
+def test_non_finite_values_leave_with_their_stream(case: Case) -> None:
     """Readers whose memory it would stay in say in which row it is."""
     model = case.shared_model()
     memory = some_memory(model, 2).map(
@@ -174,7 +174,7 @@ def test_a_step_reads_one_vector_of_every_row(case: Case) -> None:
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH.values())
-def test_what_is_not_finite_is_named_and_others_go_on(name: str) -> None:
+def test_non_finite_rows_are_named_and_others_go_on(name: str) -> None:
     """Nothing has been read: with zeros in its place and the row reset, the others miss no step."""
     case = CASES[name]
     x = observations(case)

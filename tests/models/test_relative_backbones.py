@@ -84,7 +84,7 @@ def test_a_span_that_holds_everything_is_plain_attention(drawn: tuple[Tensor, li
         ({}, [2, 1, 3, 4, 5, 6], False),
     ],
 )
-def test_what_the_last_token_sees(options: dict[str, Any], other: list[int], same: bool) -> None:
+def test_last_token_sees_its_span(options: dict[str, Any], other: list[int], same: bool) -> None:
     """With a fixed span exactly the last M = 5 positions; beyond a clamp tokens in any order."""
     model = transformer_xl(n_layers=1, **options).model()
     logits, others = model(torch.tensor([[1, 2, 3, 4, 5, 6], other])).logits[:, -1]

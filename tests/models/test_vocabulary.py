@@ -88,7 +88,7 @@ def test_rows_added_and_dropped_again_leave_the_model_as_it_was(embedding: Embed
     ],
     ids=["none", "float", "clusters", "replaced"],
 )
-def test_what_cannot_be_resized_is_refused_in_one_line(
+def test_a_vocabulary_that_cannot_be_resized_is_refused_in_one_line(
     change: Any, vocab_size: Any, message: str
 ) -> None:
     model = model_of(EmbeddingConfig(**CLUSTERS))

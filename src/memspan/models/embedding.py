@@ -106,7 +106,7 @@ class Head(nn.Module):
     """
 
     recompute: bool = False
-    """Whether losses keep no logits for backward, see :attr:`memspan.LanguageModel.recompute`."""
+    """True if losses keep no logits for backward, see :attr:`memspan.LanguageModel.recompute`."""
 
     def __init__(self, embedding: Embedding, config: EmbeddingConfig) -> None:
         super().__init__()

@@ -32,7 +32,7 @@ class BufferedReader(VectorReader, Generic[M]):
 
     @property
     def _tokens_seen(self) -> Tensor:
-        """How many tokens each row has read: those when this was last set, and ``_n_read`` since, which
+        """Tokens that each row has read: those when this was last set, and ``_n_read`` since, which
         takes no operation per token."""
         return self._seen_before + self._n_read
 

@@ -1,4 +1,4 @@
-"""How parameters begin.
+"""Initial values of parameters.
 
 ``papers``: matrices and tables from N(0, 0.02^2) whatever their size, as in the papers' code; it fits
 widths near 500 to 1,000. ``scaled``: N(0, (f / sqrt(n))^2), where n is the number of terms that one
@@ -98,7 +98,7 @@ def _layer(name: str) -> str:
 
 
 def kind(name: str) -> str:
-    """What a parameter of this name is for."""
+    """The role of a parameter of this name."""
     return next((of for of, names in KINDS.items() if re.search(names, name)), "projection")
 
 

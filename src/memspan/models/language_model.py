@@ -280,7 +280,7 @@ class LanguageModel(nn.Module):
         return self.backbone.units()
 
     def float32_part(self) -> str | None:
-        """What is computed in float32 even under bfloat16 autocast; None: nothing that counts."""
+        """Name what is computed in float32 even under bfloat16 autocast (None: nothing that counts)."""
         return self.backbone.float32_part()
 
     def fingerprint(self) -> str:
@@ -470,6 +470,6 @@ def _refuse_unknown(what: str, method: Any, options: dict[str, object]) -> None:
 
 
 def _by_call(model: LanguageModel) -> bool:
-    """Whether only its own call says what it computes: it is a subclass, has hooks, or its backbone is
-    wrapped in another module, which a reader of the backbone would pass by."""
+    """Check whether the model must be called to read: it is a subclass, has hooks, or its backbone is
+    wrapped in another module, which a reader of the backbone would skip."""
     return not (is_itself(model, LanguageModel) and isinstance(model.backbone, Backbone))

@@ -1,4 +1,4 @@
-"""What steps in C that take one token through a stack of pre-norm layers need of its modules."""
+"""Run a single token through a stack of pre-norm layers by a step in C."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StepsInC(ABC, Generic[S]):
 
     @abstractmethod
     def _compiles(self, bf16_weights: bool) -> bool:
-        """Whether the step in C supports these options and can run here."""
+        """Check that the step in C supports these options and can run here."""
 
     @abstractmethod
     def _compiled_step(self, bf16_weights: bool) -> S:

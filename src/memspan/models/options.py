@@ -44,7 +44,7 @@ class Plot:
 
 @runtime_checkable
 class BackboneConfig(Protocol):
-    """What an architecture's options answer, so that nobody else needs to know their names.
+    """Base class of an architecture's options: its properties are all that other code needs to know.
 
     An architecture's config is a frozen dataclass that inherits from this. Its fields are the flags
     ``--model.*``; the string under a field is the flag's help.
@@ -62,8 +62,8 @@ class BackboneConfig(Protocol):
 
     @property
     def initialisation(self) -> Literal["scaled", "papers"]:
-        """How weights are initialised, see :mod:`memspan.models.initialisation`: ``scaled`` unless it
-        is an option."""
+        """The way weights are initialised, see :mod:`memspan.models.initialisation`: ``scaled``
+        unless it is an option."""
         return "scaled"
 
     def build(self) -> Backbone[Any]:
@@ -83,11 +83,11 @@ class BackboneConfig(Protocol):
     plots: ClassVar[tuple[Plot, ...]] = ()
     """Pictures to draw beside the loss."""
     has_auxiliary_parameters: ClassVar[bool] = False
-    """Whether an auxiliary loss may have parameters of its own, with a learning rate of their own."""
+    """True if an auxiliary loss may have parameters of its own, with a learning rate of their own."""
     starts_from: ClassVar[str] = "a run of the same architecture"
     """The runs whose weights it can begin with, in words; see ``Backbone.taken_from``."""
     bfloat16_tokens: ClassVar[bool] = False
-    """Whether single tokens are read fast in bfloat16 on every CPU."""
+    """True if single tokens are read fast in bfloat16 on every CPU."""
     same_function: ClassVar[frozenset[str]] = frozenset(
         {"initialisation", "dropout", "attention_dropout"}
     )

@@ -1,4 +1,4 @@
-"""What a forward pass returns, the same for every architecture."""
+"""Outputs of a forward pass, the same for every architecture."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class Output:
     losses: Tensor | None = None
     """``[B, T]`` in nats, with targets only; 0 where a token is not scored."""
     n_scored: Tensor | None = None
-    """How many tokens are scored, int64 scalar: neither padding nor a target of -100."""
+    """Number of scored tokens, int64 scalar: neither padding nor a target of -100."""
     statistics: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def loss(self) -> Tensor:
-        """What to train on, a scalar: the mean loss of the scored tokens plus the auxiliary loss.
+        """The loss to train on, a scalar: the mean loss of the scored tokens plus the auxiliary loss.
 
         Raises:
             MemspanError: the model was called without targets.

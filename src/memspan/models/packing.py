@@ -61,7 +61,7 @@ class Part(NamedTuple):
     """Their sizes."""
     buffers: dict[str, object]
     attributes: dict[str, object]
-    """What its methods read beside them, with the values that the kernel assumes."""
+    """Other attributes that its methods read, with the values that the kernel assumes."""
 
 
 class Schema(dict[str, Part]):

@@ -121,7 +121,7 @@ class WriteRetention:
     """``[L]``: the exponential of the entropy of the matrices' singular values after the last token
     (Roy and Vetterli 2007), mean over rows and heads."""
     full_rank: int
-    """What it can be at most."""
+    """The largest rank that it can have."""
 
 
 def not_replicated(module: nn.Module) -> NoReturn:
@@ -145,8 +145,8 @@ class Backbone(nn.Module, Generic[M]):
     """A frozen dataclass, see :class:`memspan.memory.Memory`."""
     layers: nn.ModuleList
     implementations: tuple[str, ...] = ("reference",)
-    """What ``implementation`` may be. Some of them cannot run with every option or on every machine,
-    which the attempt says."""
+    """Values that ``implementation`` may have. Some cannot run with every option or on every machine:
+    asking for one is then an error."""
     tables: tuple[str, ...] = ()
     """Last parts of the names of parameters with one row per distance, nearest first. A longer table
     means the same in its first rows."""
@@ -155,7 +155,7 @@ class Backbone(nn.Module, Generic[M]):
     segment through all layers (None: there are none)."""
     _replicate_for_data_parallel = not_replicated
     recompute: bool = False
-    """Whether each layer keeps only what it is given for backward, and is computed again there
+    """True if each layer keeps only its inputs for backward, and is computed again there
     (activation checkpointing): less memory for more time, and the same numbers bit for bit."""
 
     def __init__(self, config: BackboneConfig) -> None:
@@ -166,12 +166,12 @@ class Backbone(nn.Module, Generic[M]):
         self.config = config
 
     def cut_invariant(self) -> bool:
-        """Whether results are the same however a text is cut into segments. Where a token sees all of
+        """Say if results are the same however a text is cut into segments. Where a token sees all of
         its segment beside a memory of fixed length, they are not, by design."""
         return True
 
     def is_as_made(self) -> bool:
-        """Whether these are exactly the modules of :attr:`schema`, so that kernels may stand in."""
+        """Check that these are exactly the modules of :attr:`schema`, so that kernels may stand in."""
         return self.schema is not None and is_exactly(self, self.schema)
 
     def through(self, part: Callable[..., R], *arguments: Any) -> R:
@@ -309,7 +309,7 @@ class Backbone(nn.Module, Generic[M]):
         return type(like).load(path, fingerprint, like=like)
 
     def context(self, segment_length: int, **options: Any) -> tuple[int, int] | None:
-        """How many tokens before it a token sees, away from the text's beginning, at least and at most,
+        """Number of earlier tokens that a token sees, away from the text's beginning, least and most,
         where the options are those of :meth:`reader` (None: as far as the memory reaches)."""
         return None
 
@@ -327,21 +327,21 @@ class Backbone(nn.Module, Generic[M]):
         return None
 
     def compiled_loops(self) -> bool | None:
-        """Whether this architecture's loops in C can run here (None: it has none)."""
+        """Check that this architecture's loops in C can run here (None: it has none)."""
         return None
 
     def attention_weights(self, x: Tensor, memory: M) -> AttentionWeights | None:
-        """What the tokens of a segment ``x [B, T, D]`` attend to, by the reference implementation,
+        """Attention weights of a segment ``x [B, T, D]``, by the reference implementation,
         without gradients (None: there is no attention to look at)."""
         return None
 
     def write_retention(self, x: Tensor, memory: M) -> WriteRetention | None:
-        """How long what ``x [B, T, D]`` writes can be read back, without gradients (None: nothing is
-        written to matrices)."""
+        """Measure how long writes of ``x [B, T, D]`` can be read back, without gradients (None: nothing
+        is written to matrices)."""
         return None
 
     def transferable_weights(self, distances: Tensor) -> TransferableWeights | None:
-        """What another architecture can take (None: nothing means the same elsewhere).
+        """Weights that another architecture can take (None: none mean the same elsewhere).
 
         ``distances``: int64 ``[P]``, those whose position terms are wanted, ascending. Of a learned
         table only its rows among them are returned.

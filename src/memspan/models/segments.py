@@ -75,7 +75,7 @@ class Documents:
     """Tokens of each row's last document in the segment, int64 ``[B]``."""
 
     moved: bool
-    """Whether padding was on the left, see :func:`documents_of`."""
+    """True if padding was on the left, see :func:`documents_of`."""
 
     def unless_fresh(self, counts: Tensor) -> Tensor:
         """``counts [B]`` of what was there before the segment: 0 where it is forgotten."""
