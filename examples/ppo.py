@@ -53,7 +53,7 @@ from memspan.models import (
 
 @dataclass(frozen=True)
 class Options:
-    """What to train, and how."""
+    """Options of the training."""
 
     environment: str = "cartpole"
     """cartpole: POPGym's PositionOnlyCartPole, whose speeds are hidden. repeat: its
@@ -87,13 +87,13 @@ class Options:
     trace: float = 0.95
     """Lambda of generalised advantage estimation (Schulman et al. 2015, arXiv 1506.02438)."""
     clip: float = 0.2
-    """How far a probability may move in an update, as a share."""
+    """Limit to the move of a probability in an update, as a share."""
     entropy: float = 0.01
     """Weight of the policy's entropy."""
     value: float = 0.5
     """Weight of the value's error."""
     seed: int = 1
-    """Of the weights, the environments and the draws."""
+    """Seed of the weights, the environments and the draws."""
     out: Path | None = None
     """JSON Lines of returns over steps and CPU seconds (None: only shown)."""
 
@@ -162,7 +162,7 @@ def backbone_of(options: Options) -> BackboneConfig:
 
 @dataclass
 class Windows:
-    """What was seen in ``T`` steps of ``B`` environments."""
+    """Observations of ``T`` steps of ``B`` environments."""
 
     memory: Memory
     """With which they began, B rows."""
@@ -211,7 +211,7 @@ class Agent(nn.Module):
         nn.init.zeros_(self.actor.bias)
 
     def judged(self, hidden: Tensor) -> tuple[Categorical, Tensor]:
-        """What to do and what to expect: ``[..., D]`` to a distribution and ``[...]``."""
+        """Policy and value: ``[..., D]`` to a distribution and ``[...]``."""
         hidden = self.norm(hidden)
         return Categorical(logits=self.actor(hidden)), self.critic(hidden).squeeze(-1)
 

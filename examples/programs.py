@@ -42,7 +42,7 @@ HIGHEST = 10
 WORDS = (
     *VARIABLES, *map(str, range(1, HIGHEST + 1)), "=", "++", "--", "print", "if", "<", ">", ":", ";",
 )  # fmt: skip
-"""What a token id stands for."""
+"""Text of each token id."""
 IDS = {word: i for i, word in enumerate(WORDS)}
 
 

@@ -94,7 +94,7 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def learned(name: str, distances: Tensor, losses: Tensor | None, last: deque[Tensor]) -> bool:
-    """Whether the last questions in reach, kept in ``last``, are answered well enough."""
+    """Tell if the last questions in reach, kept in ``last``, are answered well enough."""
     assert losses is not None
     asked = (distances > 0) & in_reach(name, distances, torch.arange(SEGMENT))
     last.append(losses.detach()[asked] < math.log(2))

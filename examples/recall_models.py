@@ -44,14 +44,14 @@ class Contestant:
     config: Callable[[int], Any]
     """A backbone's config, or that of a model of transformers."""
     style: dict[str, Any]
-    """Of its line: its architecture's colour, dashes and markers."""
+    """Style of its line: its architecture's colour, dashes and markers."""
     label: str
     reach: float
     """Direct reach in tokens, at a segment's first token."""
     grows: bool
-    """Whether the reach is longer later in a segment."""
+    """True if the reach is longer later in a segment."""
     main: bool = True
-    """Whether it is in the picture of architectures."""
+    """True if it is in the picture of architectures."""
     decays: bool = True
     """False: matrices of Gated DeltaNet never decay."""
 
@@ -153,7 +153,7 @@ EDGES = (
     ("M+T", MEMORY + SEGMENT, "transformer-xl"),
     ("M+cC", MEMORY + RATE * COMPRESSED, "compressive-convolution"),
 )
-"""What theory says about distances, and of which model; drawn in."""
+"""Theory's edges of distances, and of which model; drawn in."""
 FEATURES = (
     ("32 features", 32, "fast-weights-delta-32"),
     ("64 features", 64, "fast-weights-delta"),
@@ -163,7 +163,7 @@ FEATURES = (
 
 @dataclass(frozen=True)
 class Panel:
-    """What is trained and scored."""
+    """Models that are trained and scored."""
 
     task: Recall
     models: tuple[str, ...]
@@ -174,7 +174,7 @@ class Panel:
 
     @property
     def over_distance(self) -> bool:
-        """Whether accuracy is shown against distance, not against the number of keys."""
+        """True if accuracy is shown against distance, not against the number of keys."""
         return len(self.live) == 1
 
 

@@ -80,7 +80,7 @@ def tensors(part: Any) -> Iterator[Tensor]:
 
 @dataclass
 class Output:
-    """What the experiment asks of an output."""
+    """Output as the experiment reads it."""
 
     logits: Tensor
     memory: Carried

@@ -37,14 +37,14 @@ class Case:
     backbone: Any
     """Its config."""
     cut_invariant: bool
-    """Whether reading gives the same, to the last bit of memory, however the text is cut."""
+    """True if reading gives the same, to the last bit of memory, however the text is cut."""
     layout: Callable[[Memory], list[Tensor]] = lambda memory: list(vars(memory).values())
-    """What of the memory never depends on the cuts: how many slots, which tokens they cover."""
+    """Fields of memory that never depend on the cuts: how many slots, which tokens they cover."""
     embedding: EmbeddingConfig = EmbeddingConfig()  # noqa: RUF009
     forgets_segments: bool = False
-    """Whether nothing of a segment is seen from the next: no memory, or a span of one."""
+    """True if nothing of a segment is seen from the next: no memory, or a span of one."""
     sees_itself_only: bool = False
-    """Whether a token sees no other."""
+    """True if a token sees no other."""
     cut_fields: tuple[str, ...] = ()
     """Fields of memory that gradients do not flow into."""
 
@@ -93,7 +93,7 @@ def _made(case: Case, dtype: torch.dtype) -> LanguageModel:
 
 
 def _state(model: LanguageModel) -> list[Any]:
-    """What changes with the model: torch counts the changes of every tensor."""
+    """State that changes with the model: torch counts the changes of every tensor."""
     tensors = [*model.parameters(), *model.buffers()]
     return [model.training, *((t._version, t.grad is None, t.dtype) for t in tensors)]
 
@@ -252,7 +252,7 @@ ONE_OF_EACH = {
 
 
 def implementations(backbone: Backbone[Any]) -> list[str]:
-    """Those that can run here, in training, with the backbone's options and type."""
+    """Implementations that can run here, in training, with the backbone's options and type."""
     nothing = next(backbone.parameters()).detach().new_zeros(1, 1, backbone.config.d_model)
     found = []
     for name in backbone.implementations:

@@ -87,20 +87,20 @@ def own_folders(
 
 @pytest.fixture
 def one_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of each of ``memspan measure``'s measurements: no test depends on time."""
+    """Make one round of each of ``memspan measure``'s measurements: no test depends on time."""
     for most in ("span.MOST_TARGETS", "repeats.MOST_STRINGS", "inside.MOST_TOKENS"):
         monkeypatch.setattr(f"memspan.lab.measurement.{most}", 1)
 
 
 @pytest.fixture
 def tiny_text(own_folders: Path) -> None:
-    """What the runs of ``tiny_runs`` are trained on, in a folder of the test's own."""
+    """Text of the runs of ``tiny_runs``, in a folder of the test's own."""
     Path("text.txt").write_text(tiny_runs.TEXT)
 
 
 @pytest.fixture
 def own_architectures() -> Iterator[None]:
-    """What a test imports from the folder of ``examples`` or registers is forgotten after it."""
+    """Forget after a test the modules of ``examples`` and architectures that it imported."""
     registered = dict(MODELS)
     yield
     MODELS.clear()
@@ -112,7 +112,7 @@ def own_architectures() -> Iterator[None]:
 # Before xdist looks at the groups.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those that start processes come first, in one worker: what they are forks of starts once."""
+    """Run tests that start processes first, in one worker: what they are forks of starts once."""
     items.sort(key=lambda item: item.get_closest_marker("processes") is None)
     for item in items:
         if item.get_closest_marker("processes") is not None:

@@ -39,7 +39,7 @@ def folder() -> Path:
 
 
 def class_of(path: Path) -> str:
-    """What the peer calls the configuration's architecture."""
+    """Architecture of the configuration, by the peer's name."""
     return str(json.loads(path.read_text())["config"].get("cls", ""))
 
 
@@ -143,7 +143,7 @@ class Golden:
         assert difference <= OUTPUT[self.dtype] * max(magnitude, abs(theirs)), key
 
     def check_gradients(self, ours: Mapping[str, Rows | Tensor], *vanishing: str) -> None:
-        """Of all the peer's parameters. What it gives none must have none, or zero, with us.
+        """Gradients of all the peer's parameters. What it gives none must have none, or zero, with us.
 
         Args:
             ours: leaves, or rows of our parameters, by the peer's names.

@@ -46,7 +46,7 @@ class Environment:
         self.variables.pop("PYTHONPATH", None)
 
     def run(self, *words: str, status: int = 0, folder: Path | None = None) -> str:
-        """What a program of the environment prints; fails unless it ends with ``status``."""
+        """Output of a program of the environment; fails unless it ends with ``status``."""
         print("   ", *words, flush=True)
         done = subprocess.run(
             [shutil.which(words[0], path=str(self.programs)) or words[0], *words[1:]],

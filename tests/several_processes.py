@@ -1,4 +1,4 @@
-"""What each process of a test runs: trainings one after the other."""
+"""Program of each process of a test: trainings one after the other."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def together(n_processes: int, jobs: list[dict[str, Any]]) -> None:
 
 
 def work(jobs: list[dict[str, Any]]) -> None:
-    """What each process does."""
+    """Run one process's part."""
     torch.set_num_threads(1)
     trainer.LOG_EVERY = 1
     metrics.plot = lambda *_: []

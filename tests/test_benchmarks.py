@@ -54,7 +54,7 @@ def test_operations_of_products() -> None:
 
 
 def test_rows_of_all_peers() -> None:
-    """Of made-up times: labml computes our function, plain-gpt another."""
+    """Rows of made-up times: labml computes our function, plain-gpt another."""
     times = {"memspan": [4.0, 12.0, 4.0], "labml": [8.0, 24.0, 16.0], "plain-gpt": [4.0, 12.0, 2.0]}
     times[LARGE_PRODUCT] = [0.004, 0.012, 0.004]
     same, peaks = {"labml": True, "plain-gpt": False}, {"memspan": 10.0, "labml": 20.0}

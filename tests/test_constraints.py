@@ -12,7 +12,7 @@ PINS = Path(__file__).parents[1] / "constraints.txt"
 
 
 def unpinned(requirement: str) -> set[str]:
-    """Of all packages that an install brings, which must be here, those without a pin."""
+    """Packages that an install brings, which must be here, without a pin."""
     lines = [line for line in PINS.read_text().splitlines() if not line.startswith("#")]
     assert all("==" in line for line in lines)
     pinned = {canonicalize_name(line.partition("==")[0]) for line in lines}

@@ -1,4 +1,4 @@
-"""What may import what, and what is imported."""
+"""Imports: which are allowed, and which are made."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ NAMING = (
     "lab/integrations/transformers/",
     "layers.py",
 )
-"""What may name an architecture: what it is made of, others' models as ours, the list of layers."""
+"""Modules that may name an architecture: its parts, others' models as ours, the list of layers."""
 LIBRARIES = ("lab/integrations/torchrl.py",)
 """For models of other libraries, some of which have the same names."""
 

@@ -1,4 +1,4 @@
-"""How the command is spelled in messages, by how it was started."""
+"""Spelling of the command in messages, by how it was started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Windows lacks is taken away here: nobody has run memspan there yet."""
+"""Windows, by taking away what it lacks: nobody has run memspan there yet."""
 
 from __future__ import annotations
 

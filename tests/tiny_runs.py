@@ -58,7 +58,7 @@ def model_of(architecture: str, **sizes: Any) -> Any:
 
 
 def state_of(config: RunConfig[Any], optimiser: MakeOptimiser | None = None) -> TrainingState:
-    """Of a run before its first step."""
+    """State of a run before its first step."""
     prepared = prepare(config.data.texts, config.data.tokenizer, config.data.vocab_size)
     return TrainingState(config, prepared, torch.device("cpu"), optimiser=optimiser)
 

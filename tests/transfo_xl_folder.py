@@ -89,7 +89,7 @@ def random_tensors(c: dict[str, Any]) -> Tensors:
 
 
 def vocabulary(n: int) -> dict[str, Any]:
-    """What the authors' ``Vocab`` holds, with ``n`` words."""
+    """Attributes of the authors' ``Vocab``, with ``n`` words."""
     words = ["<eos>", "<unk>", *(f"w{i}" for i in range(n - 2))]
     return {
         "counter": Counter(words),

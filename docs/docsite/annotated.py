@@ -46,7 +46,7 @@ class Page:
     """From the repository's root."""
     blocks: list[Block]
     places: list[Lines] = field(default_factory=list)
-    """Of its passages, in order."""
+    """Places of its passages, in order."""
     covers: list[str] = field(default_factory=list)
     left_out: dict[Place, str] = field(default_factory=dict)
     """Why there is no note."""

@@ -169,7 +169,7 @@ def _shown(value: Any) -> str:
 
 
 def measured_span(architecture: str, root: Path = ROOT) -> str:
-    """What ``memspan measure`` found for an architecture.
+    """Findings of ``memspan measure`` for an architecture.
 
     The file is ``benchmarks/results/span-ARCHITECTURE.json``, a ``measure.json`` as that command writes
     it.

@@ -49,12 +49,12 @@ class Place:
 
 @dataclass(frozen=True)
 class Lines:
-    """What a place stands for today. Lines count from 1, both ends included."""
+    """Source that a place stands for today. Lines count from 1, both ends included."""
 
     place: Place
     ranges: tuple[tuple[int, int], ...]
     text: str
-    """Those lines, without their common indentation."""
+    """Its lines, without their common indentation."""
 
     @property
     def digest(self) -> str:

@@ -53,7 +53,7 @@ NEUTRAL = {
     },
 }
 FILLS = {"light": 0.5, "dark": 0.4}
-"""How much of a colour a fill has, on paper."""
+"""Share of a colour that a fill has, on paper."""
 READABLE = 4.5
 """The contrast that text needs at least (WCAG 2.1)."""
 BLOCK = re.compile(r"svg\{[^}]*\}\n@media \(prefers-color-scheme: dark\) \{\nsvg\{[^}]*\}\n\}\n")

@@ -1,4 +1,4 @@
-"""Whether an annotated page shows the files that it covers: every public function has its note, and
+"""Checks that an annotated page shows the files that it covers: every public function has its note, and
 most lines stand open beside one. The rest is folded, never absent (see `docsite.folds`)."""
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def check(pages: list[Page], root: Path = ROOT) -> None:
 
 
 def _check_lines(page: Page, root: Path) -> None:
-    """Of the files that a page covers, most lines are open."""
+    """Check that most lines of the files that a page covers are open."""
     code = shown(page.places, page.covers, page.left_out, root)
     runs = [(path, run) for path in page.covers for run in code.folded(path)]
     n_lines = sum(len(read(root / path).splitlines()) for path in page.covers)
@@ -79,7 +79,7 @@ def _check_lines(page: Page, root: Path) -> None:
 
 
 def _explained(page: Page, path: str, name: str, line: int) -> bool:
-    """Whether a passage names the function or shows its ``def``, or the page leaves it out."""
+    """Tell if a passage names the function or shows its ``def``, or the page leaves it out."""
     if any(place.path == path and place.symbol == name for place in page.left_out):
         return True
     shown = [lines for lines in page.places if lines.place.path == path]

@@ -22,7 +22,7 @@ from docsite.errors import DocsError
 FOLDER = Path("docs/figures")
 STYLE = Path(__file__).parent / "style"
 FORM = 2
-"""Of the files that benchmarks/figures.py writes."""
+"""Names of the files that benchmarks/figures.py writes."""
 AGAIN = "write and draw it anew: make figures"
 
 

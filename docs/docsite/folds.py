@@ -36,9 +36,9 @@ class Shown:
 
     places: list[Lines]
     passages: list[list[Run]]
-    """Of each place, in order."""
+    """Source of each place, in order."""
     rest: dict[str, list[Run]]
-    """Of each covered file: what is in no passage."""
+    """Lines of each covered file that are in no passage."""
 
     def of(self, path: str) -> list[Run]:
         """A file's lines in passages."""

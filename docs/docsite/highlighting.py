@@ -89,7 +89,7 @@ def listing(path: Path, runs: list[Run], root: Path = ROOT) -> str:
 
 
 def rest(path: str, runs: list[Run], root: Path = ROOT) -> str:
-    """What no passage shows of a file, in one box that opens."""
+    """Lines of a file that no passage shows, in one box that opens."""
     n_lines, n_all = sum(len(run.numbers) for run in runs), len(read(root / path).splitlines())
     name = html.escape(path.removeprefix("src/memspan/"))
     blocks = "".join(listing(Path(path), [Run(run.low, run.high, True)], root) for run in runs)

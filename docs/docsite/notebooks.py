@@ -54,7 +54,7 @@ def read_notebook(path: Path, note: Callable[[str], str], repository: str = "") 
 
 
 def _opening(name: str, repository: str) -> str:
-    """How to run it: by one click where the repository has a public address."""
+    """Say how to run it: by one click where the repository has a public address."""
     download = (
         f"[Download the notebook]({name}){{ .md-button download }} to run it: in a clone, after "
         "`pip install '.[notebooks]'`; or upload it to a hosted one, with the wheel that "

@@ -26,7 +26,7 @@ from docsite.notebooks import read_notebook
 
 HERE = Path(__file__).parent
 STAGED = ROOT / ".docs-build"
-"""What zensical reads and writes; git ignores it."""
+"""Folder that zensical reads and writes; git ignores it."""
 SITE = STAGED / "site"
 HOME = PurePosixPath("index.md")
 

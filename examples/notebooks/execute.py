@@ -15,7 +15,7 @@ from nbclient import NotebookClient
 
 HERE = Path(__file__).parent
 MOST_SECONDS = 600
-"""That a cell may take, on a machine that has other work."""
+"""Seconds that a cell may take, on a machine that has other work."""
 
 
 def executed(path: Path, folder: Path) -> nbformat.NotebookNode:

@@ -62,7 +62,7 @@ model.py: Layer.extra: it does nothing
 ```
 """
 PAGES = annotated.pages()
-"""Of this repository."""
+"""The pages of this repository."""
 
 
 @pytest.fixture

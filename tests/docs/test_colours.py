@@ -23,9 +23,9 @@ SEEN = {
     "deuteranopia": ((0.367, 0.861, -0.228), (0.280, 0.673, 0.047), (-0.012, 0.043, 0.969)),
     "tritanopia": ((1.256, -0.077, -0.179), (-0.078, 0.931, 0.148), (0.005, 0.691, 0.304)),
 }
-"""What is left of linear red, green and blue (Machado, Oliveira and Fernandes 2009)."""
+"""Rest of linear red, green and blue (Machado, Oliveira and Fernandes 2009)."""
 XYZ = ((0.4124, 0.3576, 0.1805), (0.2126, 0.7152, 0.0722), (0.0193, 0.1192, 0.9505))
-"""Of linear sRGB; under D65 white is their sums."""
+"""Matrix of linear sRGB; under D65 white is their sums."""
 
 
 @pytest.mark.parametrize("path", PICTURES, ids=lambda path: path.stem)

@@ -51,7 +51,7 @@ def test_the_writes_sum_up_to_the_models_matrix(name: str, place: tuple[int, int
 
 
 def share(name: str, layer: int, compressed: int = 0) -> float:
-    """Of a layer's attention, in percent, that on slots within four tokens; or on compressed slots, of
+    """Share of a layer's attention, in percent, on slots within four tokens; or on compressed slots, of
     the tokens that see so many."""
     counted = total = 0
     for token, step in enumerate(figures.load(name)["steps"]):
@@ -64,7 +64,7 @@ def share(name: str, layer: int, compressed: int = 0) -> float:
 
 
 def still_read(kept: list[list[float]], *lags: int) -> list[float]:
-    """Of what was written so many tokens ago, in the mean."""
+    """Mean share of a value that is still read after each number of tokens."""
     return [statistics.mean(row[-1 - lag] for row in kept[lag:]) for lag in lags]
 
 
@@ -128,7 +128,7 @@ def test_a_file_of_another_form(tmp_path: Path, content: str, says: str) -> None
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_a_picture_of_the_path(name: str) -> None:
-    """Of docs/path.md."""
+    """The pictures of docs/path.md."""
     assert (FOLDER / f"{name}.svg").read_text(encoding="utf-8") == PICTURES[name](), "make figures"
 
 

@@ -1,4 +1,4 @@
-"""What the site's generator makes of links, pictures, notebooks and results files."""
+"""The site's generator: links, pictures, notebooks and results files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pages link to, name and draw is there: files, headings, rooms of the package, symbols."""
+"""Pages link to, name and draw existing things: files, headings, rooms of the package, symbols."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def prose(page: Path) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """Of its headings, as on GitHub: in lower case, without punctuation, words joined by hyphens."""
+    """Anchors of its headings, as on GitHub: lower case, no punctuation, words joined by hyphens."""
     headings = re.findall(r"^#+ (.*)$", prose(page), flags=re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

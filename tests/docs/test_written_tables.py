@@ -23,7 +23,7 @@ latest no-compiler one-token one-token-avx512 feedback-dropout feedback-options 
 gated-delta-net gated-delta-rule
 """
 OF = {"gated-delta-rule": "gated_delta_net"}
-"""What rows without an architecture are of; otherwise the options of Feedback."""
+"""Architecture of rows that name none; otherwise the options of Feedback."""
 
 
 @pytest.mark.parametrize("page", MEASURED, ids=lambda page: page.stem)

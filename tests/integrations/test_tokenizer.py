@@ -61,7 +61,7 @@ OTHERS: dict[str, tuple[Tokenizer, str]] = {
 
 
 @pytest.mark.parametrize(("own", "text"), OTHERS.values(), ids=OTHERS)
-def test_those_of_others(own: Tokenizer, text: str) -> None:
+def test_foreign_tokenisers(own: Tokenizer, text: str) -> None:
     assert_same(own, fast_tokenizer(own), text)
 
 

@@ -140,7 +140,7 @@ def test_muon_is_not_in_older_releases(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not Path("run").exists()
 
 
-def test_the_schedule_holds_for_an_own_optimiser() -> None:
+def test_schedule_applies_to_custom_optimiser() -> None:
     """The rate that the function sets does not; the groups are those of all optimisers."""
     seen: list[Groups] = []
 
