@@ -105,6 +105,16 @@ def test_the_report_is_the_truth() -> None:
     assert "new: backbone.layer_weights" in summary
 
 
+def test_biases_of_each_layer_do_not_become_those_of_all() -> None:
+    source = run_of(XL(**SIZE))
+    model = LanguageModel(256, XL(**SIZE, tie_position_biases=True))
+    report = initialise_from(model, BYTES, source)
+    assert report.fresh
+    assert all(name.endswith(("content_bias", "position_bias")) for name in report.fresh)
+    for layer in model.backbone.layers:
+        assert not layer.attention.content_bias.any()
+
+
 def test_the_same_architecture_is_taken_whole() -> None:
     source, model = run_of(FeedbackConfig(**SIZE)), feedback_of()
     report = initialise_from(model, BYTES, source)

@@ -15,6 +15,7 @@ from memspan.lab.data.tokenizers.base import Tokenizer
 from memspan.lab.runs.folder import place_of
 from memspan.lab.runs.run import Run
 from memspan.models import LanguageModel
+from memspan.models.embedding import tied_names
 from memspan.models.options import BackboneConfig
 
 
@@ -180,6 +181,11 @@ def _differing(model: LanguageModel, source: Run) -> list[str]:
 
 def _copy(model: LanguageModel, found: dict[str, Tensor], source: str) -> WarmStart:
     report = WarmStart(source, [], [], [])
+    for names in tied_names(model):
+        several = [found[name] for name in names if name in found]
+        if any(not torch.equal(each, several[0]) for each in several[1:]):
+            # One tensor here stands for several there, none of which is all layers'.
+            found = {name: tensor for name, tensor in found.items() if name not in names}
     for name, own in model.state_dict().items():
         if not own.is_floating_point():
             # Not a weight, but a count that the model keeps.
