@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from memspan.models.segments import Documents
 
 NOT_SCORED = -100
 """The target of a token that is not scored: its loss is 0. PyTorch's own ``ignore_index``."""
@@ -35,6 +39,29 @@ def where_in_use(slots: Tensor, count: Tensor) -> Tensor:
     """``slots [B, ..., N, D]`` with zeros in those that are not :func:`in_use`."""
     used = in_use(slots.shape[-2], count)[..., None]
     return slots.where(used if slots.dim() == 3 else used[:, None], slots.new_zeros(()))
+
+
+def newest(old: Tensor, x: Tensor, documents: Documents | None = None) -> Tensor:
+    """The last ``M`` columns of ``old [B, M, D]`` and ``x [B, T, D]``, before each row's padding.
+
+    Columns that are not among them are not copied: a pass keeps those of all layers until its end.
+    """
+    slots, n_tokens = old.shape[1], x.shape[1]
+    if documents is not None:
+        return documents.newest(torch.cat([old, x], 1), slots)
+    if n_tokens < slots:
+        return torch.cat([old[:, n_tokens:], x], 1)
+    return x[:, n_tokens - slots :]
+
+
+def count_after(count: Tensor, n_tokens: int, documents: Documents | None) -> Tensor:
+    """Tokens or slots ``count [B]`` after a segment of ``n_tokens``.
+
+    Where a document starts in it, those of the row's last document alone.
+    """
+    if documents is None:
+        return count + n_tokens
+    return documents.unless_fresh(count) + documents.n_last
 
 
 CHUNK = 1024

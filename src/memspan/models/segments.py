@@ -104,29 +104,6 @@ class Documents:
         return x.gather(1, columns[..., None].expand(-1, -1, x.shape[2]))
 
 
-def newest(old: Tensor, x: Tensor, documents: Documents | None = None) -> Tensor:
-    """The last ``M`` columns of ``old [B, M, D]`` and ``x [B, T, D]``, before each row's padding.
-
-    Columns that are not among them are not copied: a pass keeps those of all layers until its end.
-    """
-    slots, n_tokens = old.shape[1], x.shape[1]
-    if documents is not None:
-        return documents.newest(torch.cat([old, x], 1), slots)
-    if n_tokens < slots:
-        return torch.cat([old[:, n_tokens:], x], 1)
-    return x[:, n_tokens - slots :]
-
-
-def count_after(count: Tensor, n_tokens: int, documents: Documents | None) -> Tensor:
-    """Tokens or slots ``count [B]`` after a segment of ``n_tokens``.
-
-    Where a document starts in it, those of the row's last document alone.
-    """
-    if documents is None:
-        return count + n_tokens
-    return documents.unless_fresh(count) + documents.n_last
-
-
 def documents_of(
     x: Tensor, starts: Tensor | None, lengths: Tensor | None = None, padding: Padding = "right"
 ) -> tuple[Tensor, Documents | None]:

@@ -29,8 +29,7 @@ from memspan.errors import MemspanError
 from memspan.models.compressive import compression as ops
 from memspan.models.known import known
 from memspan.models.relative.attention import AttentionPass, RelativeAttention, RelativeLayer
-from memspan.models.segments import newest
-from memspan.nn import in_use, where_in_use
+from memspan.nn import in_use, newest, where_in_use
 from memspan.trees import LayerMemory, check_config, check_layer
 
 if TYPE_CHECKING:

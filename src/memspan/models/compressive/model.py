@@ -30,8 +30,8 @@ from memspan.models.packing import schema_of
 from memspan.models.protocol import AttentionWeights, BackboneReader
 from memspan.models.relative.attention import Span
 from memspan.models.relative.backbone import PARTS, RelativeBackbone
-from memspan.models.segments import Documents, Padding, count_after, documents_of, padding_mask
-from memspan.nn import in_use
+from memspan.models.segments import Documents, Padding, documents_of, padding_mask
+from memspan.nn import count_after, in_use
 from memspan.trees import check_config
 
 COMPRESSIVE_PARTS = rf"""{PARTS}

@@ -13,8 +13,8 @@ from memspan.models.one_token import StepsInC, packed_stack
 from memspan.models.protocol import M
 from memspan.models.relative.attention import RelativeAttention, RelativeLayer, Span
 from memspan.models.relative.backbone import RelativeBackbone
-from memspan.models.segments import Documents, count_after, documents_of
-from memspan.nn import where_in_use
+from memspan.models.segments import Documents, documents_of
+from memspan.nn import count_after, where_in_use
 from memspan.ops.relative import Positions, attend_one, relative_attention
 from memspan.ops.relative_step import compiled as relative_step
 from memspan.ops.relative_step.compiled import CompiledStep

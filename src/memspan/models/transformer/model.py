@@ -20,10 +20,19 @@ from memspan.models.initialisation import initialise
 from memspan.models.inputs import check_memory
 from memspan.models.output import BackboneOutput
 from memspan.models.protocol import Backbone, BackboneReader
-from memspan.models.segments import Padding, count_after, documents_of, newest
+from memspan.models.segments import Padding, documents_of
 from memspan.models.sizes import refuse_oversized
 from memspan.models.transformer.config import TransformerConfig
-from memspan.nn import FeedForward, attention, dropout_layer, in_use, sinusoids, where_in_use
+from memspan.nn import (
+    FeedForward,
+    attention,
+    count_after,
+    dropout_layer,
+    in_use,
+    newest,
+    sinusoids,
+    where_in_use,
+)
 from memspan.ops.first_derivatives import sdpa
 from memspan.ops.implementations import refuse_unknown_implementation
 from memspan.trees import check_config

@@ -24,8 +24,7 @@ from torch import Tensor, nn
 
 from memspan.models.known import known
 from memspan.models.relative.attention import AttentionPass, RelativeAttention, RelativeLayer
-from memspan.models.segments import count_after, newest
-from memspan.nn import where_in_use
+from memspan.nn import count_after, newest, where_in_use
 from memspan.trees import LayerMemory, check_config, check_layer
 
 if TYPE_CHECKING:

@@ -22,9 +22,10 @@ from memspan.models.packing import schema_of
 from memspan.models.protocol import AttentionWeights
 from memspan.models.relative.attention import AttentionPass, Span
 from memspan.models.relative.backbone import PARTS, RelativeBackbone
-from memspan.models.segments import Padding, count_after, documents_of, read_by_length
+from memspan.models.segments import Padding, documents_of, read_by_length
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.models.transformer_xl.layer import TransformerXLLayer, TransformerXLLayerMemory
+from memspan.nn import count_after
 from memspan.trees import check_config
 
 LONGEST_PIECE = 512
