@@ -90,7 +90,7 @@ def test_processes_share_what_training_shares() -> None:
             estimate(sharded, n_processes=wrong)
 
 
-def test_what_would_take_a_download() -> None:
+def test_unknown_sizes_are_refused_without_download() -> None:
     def config(*data: Any, **budget: Any) -> RunConfig[Any]:
         return dataclasses.replace(tiny("lstm", **budget), data=DataConfig(*data))
 
@@ -117,7 +117,7 @@ def test_the_command_line_reports(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("dry", [["--dry-run"], []], ids=["dry-run", "train"])
-def test_what_does_not_fit_is_refused(
+def test_refuses_runs_that_do_not_fit(
     dry: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The weights would fit, and the sample; not all rows' activations."""
@@ -131,7 +131,7 @@ def test_what_does_not_fit_is_refused(
     assert not Path("runs").exists()
 
 
-def test_what_cannot_be_estimated(
+def test_refuses_to_estimate_some_runs(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for flag, says in {

@@ -159,7 +159,7 @@ def test_schedule_applies_to_custom_optimiser() -> None:
     assert len(seen) == 1
 
 
-def test_what_the_function_leaves_out_stays() -> None:
+def test_parameters_left_out_stay() -> None:
     """And its gradients do not pile up."""
     state = tiny_runs.state_of(options("heads"), OWN["heads"])
     before = {name: p.detach().clone() for name, p in state.model.named_parameters()}
@@ -203,7 +203,7 @@ class Counting(torch.optim.SGD):
         (Counting, "Counting keeps 'steps', int"),
     ],
 )
-def test_what_is_no_optimiser_of_ours(make: Any, says: str) -> None:
+def test_unusable_optimiser_is_refused(make: Any, says: str) -> None:
     with pytest.raises(MemspanError) as refusal:
         memspan.train(options("adamw"), "run", optimiser=make)
     assert says in str(refusal.value)
@@ -258,7 +258,7 @@ HIDDEN: dict[str, Callable[[Any, list[Any]], object]] = {
 
 
 @pytest.mark.parametrize("place", HIDDEN)
-def test_what_an_optimiser_keeps_elsewhere_is_refused(place: str) -> None:
+def test_state_kept_elsewhere_is_refused(place: str) -> None:
     """Checkpoints do not hold it: resumed, it would make other steps, in silence."""
     with pytest.raises(MemspanError) as refusal:
         memspan.train(options("adamw"), "run", optimiser=lambda g: Hiding(g, HIDDEN[place]))
@@ -268,7 +268,7 @@ def test_what_an_optimiser_keeps_elsewhere_is_refused(place: str) -> None:
     assert not Path("run/checkpoints").exists()
 
 
-def test_what_it_keeps_elsewhere_later_is_not_saved() -> None:
+def test_state_kept_elsewhere_later_is_not_saved() -> None:
     steps: list[int] = []
 
     def late(own: Any, parameters: list[torch.Tensor]) -> None:
