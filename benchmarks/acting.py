@@ -27,7 +27,10 @@ from memspan.models import Backbone
 from memspan.models.registry import MODELS
 from page_tables import markdown
 
-WIDTH, LAYERS, WINDOW, EPISODE = 128, 3, 128, 150
+WIDTH = 128
+LAYERS = 3
+WINDOW = 128
+EPISODE = 150
 SIZE = {"n_layers": LAYERS, "d_model": WIDTH}
 ATTENTION = SIZE | {"n_heads": 4, "d_ff": 512}
 XL = ATTENTION | {"memory_length": 128}
@@ -55,7 +58,8 @@ def made(name: str) -> Backbone[Any]:
 def stepping(backbone: Backbone[Any], x: Tensor, ends: Tensor) -> Callable[[], object]:
     """One step of a reader whose rows have episodes behind them; ``x [T, B, D]``, ``ends [T, B]``."""
     reader = backbone.reader(None, x.shape[1])
-    vectors, masks = itertools.cycle(x.unbind()), itertools.cycle(ends.unbind())
+    vectors = itertools.cycle(x.unbind())
+    masks = itertools.cycle(ends.unbind())
 
     def step() -> None:
         reader.reset(next(masks))
@@ -78,7 +82,8 @@ def in_cells(x: Tensor, ends: Tensor) -> Callable[[], object]:
     kept = itertools.cycle((~ends).float()[..., None].unbind())
 
     def step() -> None:
-        h, own = next(vectors), next(kept)
+        h = next(vectors)
+        own = next(kept)
         for n, cell in enumerate(cells):
             states[n] = cell(h, (states[n][0] * own, states[n][1] * own))
             h = states[n][0]
@@ -89,7 +94,8 @@ def in_cells(x: Tensor, ends: Tensor) -> Callable[[], object]:
 @torch.no_grad()
 def measure(name: str, rows: int, rounds: int) -> dict[str, object]:
     backbone = made(name)
-    x, ends = torch.randn(WINDOW, rows, WIDTH), torch.rand(997, rows) < 1 / EPISODE
+    x = torch.randn(WINDOW, rows, WIDTH)
+    ends = torch.rand(997, rows) < 1 / EPISODE
     sides = {
         "step": stepping(backbone, x, ends),
         "window": in_window(backbone, x),
@@ -121,7 +127,8 @@ def main() -> None:
     if options.rounds < 1 or min(options.rows) < 1:
         parser.error("--rounds and --rows must be at least 1")
     torch.set_num_threads(1)
-    found, table = [], [["model", "environments", "steps/s", "window / step", "step / cells"]]
+    found = []
+    table = [["model", "environments", "steps/s", "window / step", "step / cells"]]
     for name in options.models:
         for rows in options.rows:
             row = measure(name, rows, options.rounds)

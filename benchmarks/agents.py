@@ -41,7 +41,9 @@ MODELS = {
 }
 """Memories, and how their lines look."""
 ENVIRONMENTS = {"repeat": "RepeatPreviousEasy", "cartpole": "PositionOnlyCartPole"}
-RATES, SEEDS, STEPS = (5e-4, 1e-3, 2e-3), (1, 2, 3), 100_000
+RATES = (5e-4, 1e-3, 2e-3)
+SEEDS = (1, 2, 3)
+STEPS = 100_000
 
 
 def n_parameters(memory: str, width: int) -> int:
@@ -84,7 +86,8 @@ def picture() -> None:
             style = style | {"markevery": max(1, returns.shape[1] // 8)}
             for at, ax in ((steps[0] / 1000, by_steps), (seconds.mean(0), by_seconds)):
                 ax.plot(at, returns.mean(0), label=memory, **style)
-                low, high = returns.amin(0), returns.amax(0)
+                low = returns.amin(0)
+                high = returns.amax(0)
                 ax.fill_between(at, low, high, color=style["color"], alpha=0.12, linewidth=0)
         by_steps.set(title=title, xlabel="thousands of environment steps", ylabel="return")
         by_seconds.set(xlabel="CPU seconds", ylabel="return")

@@ -31,8 +31,13 @@ from timing import RESULTS, write
 from timing import parser as parser_of
 
 PAGE = page_tables.DOCS / "any-span.md"
-TEXT, LONGEST, BUDGET = "tiny-shakespeare-held-out", 1024, 60.0
-LENGTH, ROWS, LEARNING_RATE, WARMUP = 256, 4, 3e-3, 100
+TEXT = "tiny-shakespeare-held-out"
+LONGEST = 1024
+BUDGET = 60.0
+LENGTH = 256
+ROWS = 4
+LEARNING_RATE = 3e-3
+WARMUP = 100
 """Bytes of a row and rows of an update; the windows of the models that have one are as long."""
 SHARED: dict[str, Any] = {
     "vocab_size": 256,
@@ -195,7 +200,8 @@ def plot() -> None:
         history, bits = zip(*row["bits_per_byte"].items(), strict=True)
         losses.plot([int(n) for n in history], bits, label=row["model"], **style)
         span, low, high = row["span"]
-        x, around = row["state_bytes"] / 1024, [[span - low], [high - span]]
+        x = row["state_bytes"] / 1024
+        around = [[span - low], [high - span]]
         states.errorbar(
             x, span, around, fmt=style["marker"], color=style["color"], markersize=7, capsize=3
         )

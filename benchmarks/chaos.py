@@ -70,7 +70,8 @@ state: dict[str, Any] = {}
 def attempt(number: int) -> dict[str, Any]:
     """A trial's verdict and, where it failed, why."""
     about, test = state["trials"][number]
-    architecture, home = about["architecture"], state["root"] / f"trial-{number}"
+    architecture = about["architecture"]
+    home = state["root"] / f"trial-{number}"
     reference = state["references"][architecture]
     try:
         verdict = test(Trial(home, architecture, reference, random.Random(about["seed"])))

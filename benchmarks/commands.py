@@ -107,7 +107,8 @@ def processes(options: Namespace) -> dict[str, Any]:
 
 def dry_run(options: Namespace) -> dict[str, Any]:
     steps = options.steps or 50
-    memory, speed = [], []
+    memory = []
+    speed = []
     for model, given in MODELS.items():
         for n in (1, 2):
             flags = [*given, "--data.corpus", str(options.text), "--nproc", str(n)]

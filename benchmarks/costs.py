@@ -168,7 +168,9 @@ def options(rounds: int, threads_tried: Sequence[int] = (1,)) -> Iterator[Row]:
 
 
 def sliding(rounds: int, lengths: Sequence[int] = (800, 1800, 2800, 3800)) -> Iterator[Row]:
-    layers, width, cut = 6, 256, 128
+    layers = 6
+    width = 256
+    cut = 128
     sizes = {"n_layers": layers, "d_model": width, "n_heads": 8, "d_ff": 4 * width}
     generator = torch.Generator().manual_seed(1)
     for n in lengths:
@@ -228,7 +230,8 @@ HOOKED: dict[str, BackboneConfig] = {
 def works(config: BackboneConfig, hooked: bool) -> dict[str, Callable[[], object]]:
     """A token, a segment and an update."""
     torch.manual_seed(0)
-    read, trained = LanguageModel(256, config).eval(), LanguageModel(256, config)
+    read = LanguageModel(256, config).eval()
+    trained = LanguageModel(256, config)
     for model in (read, trained):
         for part in model.backbone.modules():
             if hooked and type(part) is nn.Linear:
@@ -251,7 +254,8 @@ def works(config: BackboneConfig, hooked: bool) -> dict[str, Callable[[], object
 
 def hooks(rounds: int) -> Iterator[Row]:
     for name, config in HOOKED.items():
-        made, hooked = works(config, False), works(config, True)
+        made = works(config, False)
+        hooked = works(config, True)
         for work in made:
             times = interleaved({"made": made[work], "hooked": hooked[work]}, rounds)
             found = {f"{side}_ms": round(1e3 * median(t), 3) for side, t in times.items()}

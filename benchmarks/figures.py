@@ -47,7 +47,8 @@ RUNS = {
     fast_weights: "shakespeare-fast-weights",
     gated_delta_net: "shakespeare-gated-delta-net",
 }
-LAYER, HEAD = 0, 5
+LAYER = 0
+HEAD = 5
 """Whose matrix is drawn, from 0."""
 GATED = (2, 3)
 """The same of Gated DeltaNet."""
@@ -72,7 +73,8 @@ def attention(name: str, layer: int, **sizes: int) -> dict[str, Any]:
         sizes: of the memory, for ``initial_memory``.
     """
     run = memspan.load(name)
-    backbone, tokens = run.model.backbone, tokens_of(run)
+    backbone = run.model.backbone
+    tokens = tokens_of(run)
     memory = backbone.initial_memory(1, **sizes)
     steps: list[dict[str, Any]] = []
     for begin in range(0, tokens.shape[1], SEGMENT):
@@ -137,7 +139,8 @@ def compressive() -> dict[str, Any]:
     sizes = {"memory_length": SEGMENT, "compressed_length": SEGMENT // 2}
     data = attention("shakespeare-compressive", 2, **sizes)
     run = memspan.load("shakespeare-compressive")
-    model, tokens = run.model, tokens_of(run)
+    model = run.model
+    tokens = tokens_of(run)
     held_out = (run.folder.parent / "tiny-shakespeare-held-out.txt").read_bytes()
     begin, length = NEIGHBOUR
     other = torch.tensor([[*held_out[begin : begin + length]]])
@@ -189,7 +192,9 @@ def writes(
     k: Tensor, v: Tensor, beta: Tensor, decay: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """What each token writes ``[T, V]``, and the matrix after it ``[T, F, V]``."""
-    matrix, written, after = v.new_zeros(k.shape[1], v.shape[1]), [], []
+    matrix = v.new_zeros(k.shape[1], v.shape[1])
+    written = []
+    after = []
     decay = torch.ones_like(beta) if decay is None else decay
     for k_t, v_t, beta_t, decay_t in zip(k, v, beta, decay, strict=True):
         matrix = decay_t * matrix
@@ -201,7 +206,8 @@ def writes(
 
 def kept(k: Tensor, beta: Tensor, decay: Tensor | None = None) -> list[list[int]]:
     """Of what each token wrote so far, the percentage that its key reads, after each token."""
-    left, rows = k.new_zeros(0, k.shape[1]), []
+    left = k.new_zeros(0, k.shape[1])
+    rows = []
     decay = torch.ones_like(beta) if decay is None else decay
     for t, (k_t, beta_t, decay_t) in enumerate(zip(k, beta, decay, strict=True)):
         left = decay_t * left
@@ -231,7 +237,8 @@ def matrix(inputs: dict[str, Tensor]) -> dict[str, Any]:
 
 def delta_rule() -> dict[str, Any]:
     """A chunk of the same head, and the matrix before it."""
-    inputs, (begin, length) = head_inputs(fast_weights, (LAYER, HEAD)), CHUNK
+    inputs = head_inputs(fast_weights, (LAYER, HEAD))
+    begin, length = CHUNK
     _, after = writes(inputs["k"], inputs["v"], inputs["beta"])
     chunk = {name: rounded(part[begin : begin + length]) for name, part in inputs.items()}
     return {

@@ -109,7 +109,8 @@ def compressed_slots(side: Side, text: np.ndarray) -> dict[str, Any]:
     config = side.state.config
     if config.architecture != "compressive":
         return {}
-    T, slots = config.train.segment_length, config.model
+    T = config.train.segment_length
+    slots = config.model
     reach = slots.memory_length + slots.compression_rate * slots.compressed_length
     subject = RunSubject(
         model=side.state.model, tokenizer=ByteTokenizer(), tokens=text, segment_length=T

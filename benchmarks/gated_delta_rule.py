@@ -33,7 +33,8 @@ def inputs(length: int, width: int) -> dict[str, Tensor]:
     """Queries, keys, values ``[1, T, H, K]``, beta and the logarithm of the decay ``[1, T, H]``."""
     heads = (1, length, WIDTH // width)
     q, k, v = (torch.randn(*heads, width) for _ in range(3))
-    beta, decay = torch.rand(heads), -F.softplus(torch.randn(heads))
+    beta = torch.rand(heads)
+    decay = -F.softplus(torch.randn(heads))
     return {"query": F.normalize(q, dim=-1), "key": F.normalize(k, dim=-1), "value": v} | {
         "beta": beta,
         "g": decay,
@@ -88,7 +89,8 @@ def one_token(width: int) -> dict[str, Callable[[], list[Tensor]]]:
     given = inputs(1, width)
     given["state"] = torch.randn(1, WIDTH // width, width, width)
 
-    own, scale = given["state"].clone(), width**-0.5
+    own = given["state"].clone()
+    scale = width**-0.5
     # Of one token [1, 1, H, K] is [1, H, 1, K], too: each side has its own layout.
     q, k, v, beta, g = (
         given[name].transpose(1, 2) for name in ("query", "key", "value", "beta", "g")

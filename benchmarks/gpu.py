@@ -94,8 +94,11 @@ def gated_rule(device: torch.device) -> dict[str, Callable[[], object]]:
     def draw(*shape: int) -> Tensor:
         return torch.randn(batch, heads, length, *shape, generator=generator).to(device)
 
-    q, k, v = draw(width) * width**-0.5, F.normalize(draw(width), dim=-1), draw(width)
-    beta, decay = draw().sigmoid(), -F.softplus(draw())
+    q = draw(width) * width**-0.5
+    k = F.normalize(draw(width), dim=-1)
+    v = draw(width)
+    beta = draw().sigmoid()
+    decay = -F.softplus(draw())
     memory = torch.zeros(batch, heads, width, width, device=device)
 
     def step(name: str) -> None:

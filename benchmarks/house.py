@@ -17,7 +17,10 @@ from plots import colours
 PACKAGE = Path(memspan.__file__).parent
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "house.svg"
-WIDTH, GAP, LINE, HEAD = 384, 6, 16, 40
+WIDTH = 384
+GAP = 6
+LINE = 16
+HEAD = 40
 STYLE = """.room{fill:var(--panel);stroke:var(--soft)}
 text{font-family:-apple-system,'Segoe UI',Helvetica,Arial,'DejaVu Sans',sans-serif;fill:var(--ink)}
 .n{font-size:13.5px;font-weight:600}.s{font-size:13.2px;fill:var(--soft)}
@@ -60,7 +63,9 @@ def parts(room: str) -> list[str]:
 
 def drawn() -> str:
     """The picture."""
-    lines, body, y = rooms(), [], 24
+    lines = rooms()
+    body = []
+    y = 24
     for layer in layers():
         width = (WIDTH - GAP * (len(layer) - 1)) / len(layer)
         height = HEAD + LINE * max(len(parts(room)) for room in layer)

@@ -36,7 +36,9 @@ from memspan.models import LanguageModel
 from memspan.models.gated_delta_net import layer as gated_delta_net
 from page_tables import markdown
 
-ROWS, LENGTH, STEP = 16, 1217, 64
+ROWS = 16
+LENGTH = 1217
+STEP = 64
 EDGES = (0, 64, 256, 512, LENGTH - 1)
 
 
@@ -51,7 +53,8 @@ def passages(*, joined: bool) -> Tensor:
 @torch.no_grad()
 def losses(model: LanguageModel, tokens: Tensor, emptied: tuple[int, int] | None = None) -> Tensor:
     """Nats ``[ROWS, LENGTH - 1]``; a layer's head is emptied every 64 bytes."""
-    memory, found = None, []
+    memory = None
+    found = []
     for begin in range(0, LENGTH - 1, STEP):
         if emptied is not None and memory is not None:
             weights = memory.weights.clone()
@@ -121,7 +124,9 @@ def rule_calls(
 
 def decays(length: int = 16_384) -> None:
     text = HELD_OUT.read_bytes()[:length]
-    model, memory, found = memspan.load("shakespeare-gated-delta-net").model, None, []
+    model = memspan.load("shakespeare-gated-delta-net").model
+    memory = None
+    found = []
     for tokens in torch.tensor([[*text]]).split(256, 1):
         memory, calls = rule_calls(gated_delta_net, model, tokens, memory)
         found.append(torch.stack([call.kwargs["log_decay"][0] for call in calls]))
@@ -132,7 +137,8 @@ def decays(length: int = 16_384) -> None:
             by_byte = {b: own[torch.tensor([c == b for c in text])].mean().exp() for b in often}
             least = sorted(often, key=lambda b: float(by_byte[b]))[:3]
             named = ", ".join(f"`{chr(b)!r}` {by_byte[b]:.2f}" for b in least)
-            half, mean = f"{math.log(0.5) / own.mean():,.1f} bytes", f"{own.mean().exp():.3f}"
+            half = f"{math.log(0.5) / own.mean():,.1f} bytes"
+            mean = f"{own.mean().exp():.3f}"
             rows.append([str(layer), str(head), half, mean, named])
     print(markdown(rows))
 

@@ -82,7 +82,8 @@ def of_feedback() -> dict[str, Config]:
     preset = read_config(preset_file("tiny-shakespeare-feedback"))
     loop = dataclasses.replace(preset.train, first_segment_length=None, curriculum_steps=0)
     plain = dataclasses.replace(preset, train=loop)
-    layers, ratio = 2 * preset.model.n_layers, preset.model.d_ff / preset.model.d_model
+    layers = 2 * preset.model.n_layers
+    ratio = preset.model.d_ff / preset.model.d_model
     rivals = (
         with_learned_positions(plain, n_layers=layers, d_model=width, d_ff=int(width * ratio))
         for width in range(32, 257, 4)
@@ -114,8 +115,10 @@ def of_fast_weights() -> dict[str, Config]:
 
 def for_steps(config: Config, text: Path, name: str, amount: float) -> dict[str, Any]:
     """Train for so many updates; the curve, and the final score in one stream."""
-    side, validation = Side(config, text), parts(text)[1]
-    curve, seconds = [], 0.0
+    side = Side(config, text)
+    validation = parts(text)[1]
+    curve = []
+    seconds = 0.0
     while side.step < config.train.steps:
         every = max(1, config.train.steps // 10)
         seconds += side.train(min(every, config.train.steps - side.step))
@@ -131,18 +134,22 @@ def for_seconds(config: Config, text: Path, name: str, amount: float) -> dict[st
     """Train for so much CPU time; the validation curve."""
     validation = parts(text)[1][:VALIDATION]
     curve: list[dict[str, float]] = []
-    clock, tokens = 0.0, 0
+    clock = 0.0
+    tokens = 0
 
     def train(side: Side, until: float) -> None:
         nonlocal clock, tokens
         state = side.state
-        loop, before = state.config.train, 0
+        loop = state.config.train
+        before = 0
         begun = clock
         # The schedules count steps, so their number is estimated first.
         while clock < until:
             clock += side.train(1)
-            step, read = side.step, loop.tokens_read(side.step) * loop.batch_size
-            tokens, before = tokens + read - before, read
+            step = side.step
+            read = loop.tokens_read(side.step) * loop.batch_size
+            tokens = tokens + read - before
+            before = read
             if len(curve) < 16 * clock / amount or clock >= until:
                 bits = side.score(validation, streams=16) / math.log(2)
                 curve.append({"tokens": tokens, "cpu_seconds": clock, "bits": bits})
@@ -156,7 +163,8 @@ def for_seconds(config: Config, text: Path, name: str, amount: float) -> dict[st
         first = with_learned_positions(config)
         source = Side(first, text)
         train(source, FIRST * amount)
-        model, tokenizer = source.state.model, source.prepared.tokenizer
+        model = source.state.model
+        tokenizer = source.prepared.tokenizer
         trained = runs.Run(Path(), first, tokenizer, model, step=source.step, corpus={})
     side = Side(config, text)
     if trained:
@@ -168,7 +176,8 @@ def for_seconds(config: Config, text: Path, name: str, amount: float) -> dict[st
 
 def apart_and_carried(config: Config, text: Path, name: str, amount: float) -> dict[str, Any]:
     """Train for so many updates; the score segment by segment, and with the memory carried."""
-    side, validation = Side(config, text), parts(text)[1]
+    side = Side(config, text)
+    validation = parts(text)[1]
     seconds = side.train(config.train.steps)
     found = {"parameters": side.n_parameters, "cpu_seconds": seconds}
     n_segments = len(validation) // config.train.segment_length
@@ -202,7 +211,8 @@ COMPARISONS = {
 def run(job: dict[str, Any], comparison: str, text: Path) -> dict[str, Any]:
     """One training and its scores."""
     chosen = COMPARISONS[comparison]
-    config, amount = chosen.sides()[job["model"]], job[chosen.unit]
+    config = chosen.sides()[job["model"]]
+    amount = job[chosen.unit]
     steps = amount if chosen.unit == "steps" else config.train.steps
     loop = dataclasses.replace(config.train, steps=steps, seed=job["seed"])
     return chosen.run(dataclasses.replace(config, train=loop), text, job["model"], amount)

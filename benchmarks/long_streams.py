@@ -31,7 +31,8 @@ from peak_memory import MIB, growth, resident
 from sides import its_own
 
 SIZE = {"n_layers": 2, "d_model": 64, "n_heads": 4, "d_ff": 256}
-SEGMENT, SAMPLES = 256, 100
+SEGMENT = 256
+SAMPLES = 100
 
 
 def text() -> np.ndarray:
@@ -106,7 +107,9 @@ def drift(rule: str, n_tokens: int) -> dict[str, Any]:
     double = LanguageModel(256, config).double().eval()
     double.load_state_dict(single.state_dict())
     readers = single.reader(), double.reader()
-    seen, errors, losses = [], [], []
+    seen = []
+    errors = []
+    losses = []
     every = max(n_tokens // SAMPLES // SEGMENT, 1)
     for n, segment in enumerate(segments(tokens, n_tokens), 1):
         targets = segment.roll(-1, 1)
@@ -166,7 +169,8 @@ def main() -> None:
     if min(options.tokens, options.drift_tokens) < SAMPLES * SEGMENT:
         parser.error(f"--tokens and --drift-tokens must be at least {SAMPLES * SEGMENT:,}")
     torch.set_num_threads(1)
-    streams, drifts = [], []
+    streams = []
+    drifts = []
     for name in options.architectures:
         streams.append(stream(name, options.tokens))
         print(shown(streams[-1]), flush=True)

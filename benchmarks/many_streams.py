@@ -41,7 +41,9 @@ SIZES = {
     "gated-delta-net": SIZE | ATTENTION,
     "lstm": SIZE,
 }
-ROWS, TURN, WAITING = (1, 16, 256), 16, 32
+ROWS = (1, 16, 256)
+TURN = 16
+WAITING = 32
 
 
 def text(rows: int, length: int, seed: int = 1) -> Tensor:
@@ -68,7 +70,9 @@ def waiting(model: LanguageModel) -> list[Memory]:
 
 def works(architecture: str, model: LanguageModel, rows: int) -> dict[str, Callable[[], object]]:
     """What is measured: one call each."""
-    tokens, memory, streams = text(rows, 1), full(model, rows), waiting(model)
+    tokens = text(rows, 1)
+    memory = full(model, rows)
+    streams = waiting(model)
     options = RunConfig(model=model.backbone.config, architecture=architecture)
     run = Run(Path(), options, ByteTokenizer(), model, 0, {})
     writer = iter(Writer(run, [" "] * rows, tokens=10**9, memory=memory))
@@ -106,7 +110,8 @@ def measure(architecture: str, rows: int, rounds: int) -> dict[str, object]:
     torch.manual_seed(1)
     model = LanguageModel(256, MODELS[architecture](**SIZES[architecture])).eval()
     times = interleaved(works(architecture, model, rows), rounds)
-    read, serve = median(times["read"]), median(times["serve"])
+    read = median(times["read"])
+    serve = median(times["serve"])
     shares = {
         name: round(median(a / b for a, b in zip(times[name], times["read"], strict=True)), 3)
         for name in ("reset", "replace", "save")

@@ -67,14 +67,16 @@ def run(job: dict[str, Any], text: Path) -> dict[str, Any]:
         gpt = GPTRun(trained_on, steps, seed, rate)
         if name != "nanoGPT":
             initialise(gpt.model, "scaled")
-        seconds, parameters = gpt.train(steps), sum(p.numel() for p in gpt.model.parameters())
+        seconds = gpt.train(steps)
+        parameters = sum(p.numel() for p in gpt.model.parameters())
         scores["nats_half"] = gpt.score(held_out, stride=GPTRun.CONTEXT // 2)
         scores["nats"] = gpt.score(held_out)
     else:
         config = config_of(model, name, steps, seed)
         steps = config.train.steps
         side = Side(config, text, emptied=name != "carried")
-        seconds, parameters = side.train(steps), side.n_parameters
+        seconds = side.train(steps)
+        parameters = side.n_parameters
         if name == "carried in scoring":
             side.emptied = False
             half = side.state.config.model.memory_length // 2

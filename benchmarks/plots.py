@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH, FONT = 4.5, 10.5
+WIDTH = 4.5
+FONT = 10.5
 """Inches and points: on a screen of 390 pixels letters are 11 pixels high."""
 LINES = {
     "transformer-xl": ("-", "o"),
@@ -37,7 +38,8 @@ def look(architecture: str, variant: int = 0) -> dict[str, Any]:
     dashes, marker = LINES[architecture]
     colour = colours.ARCHITECTURES[architecture]
     if variant:
-        dashes, marker = VARIANTS[variant], MARKERS[variant]
+        dashes = VARIANTS[variant]
+        marker = MARKERS[variant]
         colour = colours.mixed(colour, colours.NEUTRAL["light"]["ink"], 1 - 0.2 * variant)
     return {"color": colour, "linestyle": dashes, "marker": marker, "markersize": 4.5}
 
@@ -47,7 +49,8 @@ def panels(n: int, height: float = 2.9, **options: Any) -> tuple[Figure, list[Ax
     import matplotlib
     from matplotlib.figure import Figure
 
-    ink, line = colours.NEUTRAL["light"]["ink"], colours.NEUTRAL["light"]["line"]
+    ink = colours.NEUTRAL["light"]["ink"]
+    line = colours.NEUTRAL["light"]["line"]
     matplotlib.rcParams.update(
         {"font.size": FONT, "axes.titlesize": FONT, "legend.fontsize": FONT, "lines.linewidth": 1.8}
         | {"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True}

@@ -81,13 +81,18 @@ RECIPES = {
 
 def joined(text: bytes, share: float, seed: int = 0) -> bytes:
     """The text, ``share`` of its stretches on one line: whole speeches, 300 to 1,500 bytes or so."""
-    rng, speeches, parts = random.Random(seed), text.split(b"\n\n"), []
+    rng = random.Random(seed)
+    speeches = text.split(b"\n\n")
+    parts = []
     while speeches:
-        length, size, count = rng.randrange(300, 1500), 0, 0
+        length = rng.randrange(300, 1500)
+        size = 0
+        count = 0
         while count < len(speeches) and size < length:
             size += len(speeches[count]) + 2
             count += 1
-        part, speeches = b"\n\n".join(speeches[:count]), speeches[count:]
+        part = b"\n\n".join(speeches[:count])
+        speeches = speeches[count:]
         parts.append(b" ".join(part.split()) if rng.random() < share else part)
     return b"\n\n".join(parts)
 
@@ -99,7 +104,8 @@ def config_of(name: str, work: Path) -> RunConfig[Any]:
     # The last tenth chooses nothing: it is scored once.
     once = {"evaluate_every": 0, "evaluate_tokens": 0}
     loop = dataclasses.replace(preset.train, steps=recipe.steps, **once)
-    model, data = dataclasses.replace(preset.model, **recipe.model), preset.data
+    model = dataclasses.replace(preset.model, **recipe.model)
+    data = preset.data
     if recipe.joined:
         whole = SHAKESPEARE.path.read_bytes()
         cut = len(whole) * 9 // 10
@@ -115,7 +121,8 @@ def trained(name: str, work: Path) -> bool:
 
     CPU seconds are added up in a file beside it.
     """
-    folder, spent = work / name, work / f"{name}.seconds"
+    folder = work / name
+    spent = work / f"{name}.seconds"
     begun = bool(checkpoints.steps_of(folder))
     config = config_of(name, work)
     if begun and checkpoints.latest(folder).state["step"] >= config.train.steps:
@@ -136,7 +143,8 @@ def stored(name: str, work: Path) -> Path:
     Returns:
         Its folder.
     """
-    source, folder = work / name, TRAINED / name
+    source = work / name
+    folder = TRAINED / name
     weights, header = load_tensors(source / WEIGHTS)
     config = load_config(source)
     data = dataclasses.replace(config.data, corpus=HELD_OUT.stem)

@@ -39,7 +39,8 @@ class Watch(threading.Thread):
 
     def __init__(self, folder: Path, seconds: float) -> None:
         super().__init__(daemon=True)
-        self.log, self.seconds = folder / "metrics.jsonl", seconds
+        self.log = folder / "metrics.jsonl"
+        self.seconds = seconds
         self.points: list[dict[str, float]] = []
         self.done = threading.Event()
 
@@ -58,7 +59,8 @@ class Watch(threading.Thread):
 
 def speed(points: list[dict[str, float]]) -> float:
     """Tokens trained on per CPU second of the process, validation and saves included."""
-    first, last = points[0], points[-1]
+    first = points[0]
+    last = points[-1]
     return (last["tokens"] - first["tokens"]) / (last["cpu_seconds"] - first["cpu_seconds"])
 
 

@@ -32,7 +32,10 @@ from docsite import colours
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "path"
 TOKENS = "abcdefghijkl"
-SEGMENT, MEMORY, COMPRESSED, RATE = 4, 4, 2, 2
+SEGMENT = 4
+MEMORY = 4
+COMPRESSED = 2
+RATE = 2
 """T, M, C and c."""
 SIZES = {"n_layers": 2, "d_model": 16, "n_heads": 4, "d_ff": 32}
 MODELS: dict[str, BackboneConfig] = {
@@ -101,7 +104,8 @@ def decays(name: str) -> list[int]:
     return (100 * (-rates).exp()).round().int().tolist()
 
 
-WIDTH, EDGE = 340, 8
+WIDTH = 340
+EDGE = 8
 STYLE = """.card{fill:var(--paper);stroke:var(--line)}
 text{font:12px -apple-system,'Segoe UI',Helvetica,Arial,'DejaVu Sans',sans-serif;fill:var(--ink)}
 .c{text-anchor:middle}.t{font-size:14px}.s{fill:var(--soft)}
@@ -148,7 +152,9 @@ def of_slots(title: str, groups: list[tuple[str, str, list[list[Slots]]]]) -> st
         groups: of slots: their class, their name, and by layer, from the first, their tokens before
             each segment and after the last.
     """
-    parts, told, y = [], [], 30.0
+    parts = []
+    told = []
+    y = 30.0
     begin: dict[str, float] = {}
     x = WIDTH - EDGE - 31.0 * (SEGMENT + sum(len(layers[0][0]) for _, _, layers in groups))
     x -= 6 * len(groups) - 3
@@ -182,7 +188,9 @@ def of_slots(title: str, groups: list[tuple[str, str, list[list[Slots]]]]) -> st
 def of_matrix(title: str, shares: list[list[int]], alphas: list[int] | None = None) -> str:
     """Share left of each token in a matrix, after each segment; ``alphas``: how much of all that
     was there each token leaves."""
-    parts, told, y = [], [], 6.0
+    parts = []
+    told = []
+    y = 6.0
     for segment, row in enumerate(shares, 1):
         last = TOKENS[len(row) - 1]
         parts.append(_text("s", EDGE, y + 15, f"left in the matrix after token {last}, %"))

@@ -56,11 +56,13 @@ def readers(config: RunConfig[Any], text: torch.Tensor) -> dict[str, Callable[[]
     model = LanguageModel(256, config.model).eval()
     length = config.train.segment_length
     segments = text[: ROWS * 8 * length].view(ROWS, -1).split(length, 1)
-    many, one = model.reader(batch_size=ROWS), model.reader()
+    many = model.reader(batch_size=ROWS)
+    one = model.reader()
     for segment in segments:
         many.read(segment, targets=segment)
         one.read(segment[:1])
-    segment, token = segments[0], segments[0][:1, :1]
+    segment = segments[0]
+    token = segments[0][:1, :1]
     return {"read": lambda: many.read(segment, targets=segment), "write": lambda: one.read(token)}
 
 
@@ -121,7 +123,9 @@ def tables() -> dict[str, str]:
     gives = [["gives", "nats per byte", "recall at 50", "at 150", "at 1,000 tokens"]]
     costs = [["costs", "train, µs/token", "read", "write", "memory", "per token in it"]]
     for row in measured["rows"]:
-        name, reached, n_bytes = NAMES[row["model"]][0], row["reach"], row["memory_bytes"]
+        name = NAMES[row["model"]][0]
+        reached = row["reach"]
+        n_bytes = row["memory_bytes"]
         right = [recalled(row["model"], distance) for distance in (50, 150, 1000)]
         gives.append([name, quality(row["model"]), *right])
         times = [f"{row[f'{work}_microseconds']:,.0f}" for work in ("train", "read", "write")]

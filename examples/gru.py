@@ -50,7 +50,8 @@ class GRU(Backbone[GRUMemory]):
 
     def initial_memory(self, batch_size: int) -> GRUMemory:
         """Zeros."""
-        weight, config = next(self.parameters()), self.config
+        weight = next(self.parameters())
+        config = self.config
         state = weight.new_zeros(batch_size, config.n_layers, config.d_model)
         return GRUMemory(state.new_zeros(batch_size, dtype=torch.long), state)
 

@@ -122,7 +122,8 @@ def make_environment(name: str) -> gymnasium.Env[Any, Any]:
 
 def check_spaces(environment: gymnasium.vector.VectorEnv[Any, Any, Any]) -> None:
     """Refuse what :func:`vectors` and :class:`Agent` were not written for."""
-    seen, done = environment.single_observation_space, environment.single_action_space
+    seen = environment.single_observation_space
+    done = environment.single_action_space
     if not isinstance(done, Discrete):
         raise SystemExit(f"the actions are {done}, and this policy chooses from a Discrete space")
     if not isinstance(seen, Discrete) and (not isinstance(seen, Box) or len(seen.shape) != 1):
@@ -185,13 +186,17 @@ class Windows:
 
     def advantages(self, after: Tensor, discount: float, trace: float) -> Tensor:
         """``[B, T]``; ``after [B]`` are the values of what comes next."""
-        advantages, advantage = torch.empty_like(self.rewards), torch.zeros_like(after)
-        begins, value = self.next_starts, after
+        advantages = torch.empty_like(self.rewards)
+        advantage = torch.zeros_like(after)
+        begins = self.next_starts
+        value = after
         for t in reversed(range(self.rewards.shape[1])):
             # What comes next counts unless an episode begins there.
             surprise = self.rewards[:, t] + discount * value * ~begins - self.values[:, t]
             advantage = surprise + discount * trace * advantage * ~begins
-            advantages[:, t], begins, value = advantage, self.starts[:, t], self.values[:, t]
+            advantages[:, t] = advantage
+            begins = self.starts[:, t]
+            value = self.values[:, t]
         return advantages
 
 
@@ -204,7 +209,8 @@ class Agent(nn.Module):
         self.inputs = nn.Linear(n_inputs, d)
         self.backbone = config.build()
         self.norm = nn.LayerNorm(d)
-        self.actor, self.critic = nn.Linear(d, n_actions), nn.Linear(d, 1)
+        self.actor = nn.Linear(d, n_actions)
+        self.critic = nn.Linear(d, 1)
         nn.init.orthogonal_(self.inputs.weight)
         # Nearly all actions alike at first.
         nn.init.orthogonal_(self.actor.weight, 0.01)
@@ -265,7 +271,8 @@ class Rollouts:
             seen.append((self.observations, self.starts, *chosen, values, rewards))
             # An episode that is cut short counts as one that ended, as in CleanRL.
             self._note(step[1], ended := step[2] | step[3])
-            self.observations, self.starts = vectors(step[0], self.space), torch.as_tensor(ended)
+            self.observations = vectors(step[0], self.space)
+            self.starts = torch.as_tensor(ended)
         together = (torch.stack(each, 1) for each in zip(*seen, strict=True))
         return Windows(memory, *together, self.observations, self.starts), reader.memory
 
@@ -299,7 +306,8 @@ def learn(
                 windows.observations[rows], memory, windows.starts[rows]
             )
             ratio = policy.log_prob(windows.actions[rows]) - windows.log_probabilities[rows]
-            ratio, gain = ratio.exp(), advantages[rows]
+            ratio = ratio.exp()
+            gain = advantages[rows]
             gain = (gain - gain.mean()) / (gain.std() + 1e-8)
             clipped = ratio.clamp(1 - options.clip, 1 + options.clip)
             loss = -torch.minimum(ratio * gain, clipped * gain).mean()

@@ -111,7 +111,8 @@ class Programs:
                 words += ["print", name, str(state[name]), ";"]
             elif kind < self.prints + self.conditions:
                 # A limit that every value meets, or none, would not be a condition.
-                sign, limit = "<>"[random.integers(2)], int(random.integers(2, HIGHEST))
+                sign = "<>"[random.integers(2)]
+                limit = int(random.integers(2, HIGHEST))
                 holds = state[name] < limit if sign == "<" else state[name] > limit
                 others = [other for other in names if other != name] or names
                 target = others[random.integers(len(others))]
@@ -130,7 +131,9 @@ def execute(words: list[str]) -> list[int]:
     for statement in " ".join(words).split(" ;"):
         parts = statement.split()
         if parts[:1] == ["if"]:
-            left, sign, right = state[parts[1]], parts[2], int(parts[3])
+            left = state[parts[1]]
+            sign = parts[2]
+            right = int(parts[3])
             if not (left < right if sign == "<" else left > right):
                 continue
             parts = parts[5:]
@@ -188,13 +191,16 @@ def accuracy(model: LanguageModel, options: argparse.Namespace) -> float:
     """Share of the printed values that the model finds likeliest."""
     model.eval()
     tokens, printed = examination(options)
-    memory, right, asked = None, 0, 0
+    memory = None
+    right = 0
+    asked = 0
     for at in range(0, tokens.shape[1] - 1, SEGMENT):
         out = model(tokens[:, at : at + SEGMENT], memory)
         memory = out.memory
         where = printed[:, at + 1 : at + SEGMENT + 1]
         hits = out.logits.argmax(-1) == tokens[:, at + 1 : at + SEGMENT + 1]
-        right, asked = right + int(hits[where].sum()), asked + int(where.sum())
+        right = right + int(hits[where].sum())
+        asked = asked + int(where.sum())
     model.train()
     return right / asked
 
@@ -207,7 +213,8 @@ def unchanged(options: argparse.Namespace) -> float:
         known = {}
         for i in range(2, len(row)):
             if mask[i]:
-                right, asked = right + (known[row[i - 1]] == row[i]), asked + 1
+                right = right + (known[row[i - 1]] == row[i])
+                asked = asked + 1
                 known[row[i - 1]] = row[i]
             elif row[i - 1] == IDS["="]:
                 known[row[i - 2]] = row[i]
@@ -237,7 +244,9 @@ def train(name: str, options: argparse.Namespace) -> dict[str, Any]:
         fused=True,
     )
     curve: list[dict[str, float]] = []
-    clock, read, step = 0.0, 0, 0
+    clock = 0.0
+    read = 0
+    step = 0
     while clock < options.seconds:
         start = time.process_time()
         done = clock / options.seconds

@@ -40,12 +40,16 @@ import timing
 from trainings import make, rows_in
 
 ROWS = 16
-RATES, TRIAL = (2e-3, 4e-3, 8e-3), 50.0
+RATES = (2e-3, 4e-3, 8e-3)
+TRIAL = 50.0
 """Learning rates that are tried, and the CPU seconds of a trial."""
-SHORTEST, CURRICULUM = 16, 500
+SHORTEST = 16
+CURRICULUM = 500
 """The curriculum's first longest distance, and the number of updates in which that grows."""
-LEVEL, LAST_QUESTIONS = 0.95, 10_000
-TEST_ROWS, TEST_SEED = 32, 1_000_000
+LEVEL = 0.95
+LAST_QUESTIONS = 10_000
+TEST_ROWS = 32
+TEST_SEED = 1_000_000
 
 
 # ----- Training
@@ -54,7 +58,9 @@ TEST_ROWS, TEST_SEED = 32, 1_000_000
 def train(job: dict[str, Any]) -> dict[str, Any]:
     """Train one model and score it."""
     # Trials of learning rates are on the task of the first panel.
-    name, panel, seconds = job["model"], PANELS.get(job["panel"], PANELS["time"]), job["seconds"]
+    name = job["model"]
+    panel = PANELS.get(job["panel"], PANELS["time"])
+    seconds = job["seconds"]
     torch.manual_seed(job["seed"])
     vocab_size = panel.task.vocab_size
     model = made(name, vocab_size)
@@ -65,7 +71,8 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     stream = panel.task.stream(ROWS, job["seed"], live)
     memory: Any = model.initial_memory(ROWS)
     last: deque[Tensor] = deque()
-    clock, step = 0.0, 0
+    clock = 0.0
+    step = 0
     while clock < seconds:
         grown = min(1.0, step / CURRICULUM)
         longest = int(SHORTEST * (panel.task.longest / SHORTEST) ** grown)
@@ -108,7 +115,8 @@ def learned(name: str, distances: Tensor, losses: Tensor | None, last: deque[Ten
 def score(model: LanguageModel | Peer, name: str, panel: Panel) -> dict[str, Any]:
     """Accuracy by distance, or by the number of live keys where that varies; and within reach."""
     model.eval()
-    curve, within = [], []
+    curve = []
+    within = []
     for live in panel.live:
         distances, places, right = answers(model, panel.task, live)
         within.append(right[in_reach(name, distances, places)])

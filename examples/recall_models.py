@@ -31,8 +31,12 @@ from recall_task import Recall
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import plots
 
-N_LAYERS, WIDTH = 2, 64
-SEGMENT, MEMORY, COMPRESSED, RATE = 64, 128, 128, 4
+N_LAYERS = 2
+WIDTH = 64
+SEGMENT = 64
+MEMORY = 128
+COMPRESSED = 128
+RATE = 4
 """T, M (Feedback's span S, too), C and c."""
 UNLIMITED = math.inf
 

@@ -56,7 +56,8 @@ def draw(axes: Any, panel: str, rows: list[dict[str, Any]]) -> None:
         scores = [[100 * point[1] for point in row["curve"]] for row in found]
         curves[name] = found, at, [*zip(*scores, strict=True)]
     for name in sorted(drawn, key=lambda name: -fmean(map(fmean, curves[name][2]))):
-        model, (found, at, columns) = CONTESTANTS[name], curves[name]
+        model = CONTESTANTS[name]
+        found, at, columns = curves[name]
         low, high = ([f(column) for column in columns] for f in (min, max))
         axes.fill_between(at, low, high, color=model.style["color"], alpha=0.15, linewidth=0)
         label = model.label if panel != "level" else f"{model.label}: {cost(found)}"

@@ -144,14 +144,17 @@ class _Row:
     """One row of a stream."""
 
     def __init__(self, task: Recall, keys: list[int]) -> None:
-        self.task, self.position = task, 0
+        self.task = task
+        self.position = 0
         # In the order of their last writes, oldest first.
-        self.keys, self.written = keys, [NEVER] * len(keys)
+        self.keys = keys
+        self.written = [NEVER] * len(keys)
         self.values = dict.fromkeys(keys, 0)
 
     def next(self, kind: float, detail: float, longest: int) -> tuple[int, int, int]:
         """The next token, its target and its distance, from two numbers drawn from 0 to 1."""
-        now, task = self.position, self.task
+        now = self.position
+        task = self.task
         self.position += 1
         if kind < task.writes:
             value = int(detail * task.n_values)

@@ -112,7 +112,9 @@ class Retriever(nn.Module):
         super().__init__()
         self.rule, _, kind = name.partition(" ")
         self.kind, _, nu = kind.partition("-")
-        self.nu, self.width, self.n_keys = int(nu or 1), width, n_keys
+        self.nu = int(nu or 1)
+        self.width = width
+        self.n_keys = n_keys
         self.favor_features = favor_features
         embedded = int(2.2 * n_keys)
         self.embedding = nn.Embedding(n_keys, embedded)
@@ -127,7 +129,8 @@ class Retriever(nn.Module):
         """The value read, ``[B, n_keys]``. All queries may share one sequence."""
         values = F.one_hot(batch.values, self.n_keys).float()
         pairs = torch.cat([values, self.embedding(batch.keys)], -1)
-        k, q = self.key(pairs)[:, None], self.query(self.embedding(batch.query))[:, None, None]
+        k = self.key(pairs)[:, None]
+        q = self.query(self.embedding(batch.query))[:, None, None]
         v = values[:, None]
         if self.rule == "softmax":
             scores = q @ k.mT * self.width**-0.5
@@ -139,7 +142,8 @@ class Retriever(nn.Module):
             _, memory = delta_rule(k, k, v, beta, empty, feature_map=features)
             return (features(q) @ memory)[:, 0, 0]
         features = self.feature_map()
-        k, q = features(k), features(q)
+        k = features(k)
+        q = features(q)
         # Without a loop: only the last memory is needed.
         memory = k.mT @ v
         read = q @ memory / ((q * k.sum(2, keepdim=True)).sum(-1, keepdim=True) + EPSILON)
@@ -169,7 +173,10 @@ def train(
     generator = torch.Generator().manual_seed(seed)
     model = Retriever(name, task.n_keys, width, favor_features)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    best, since, start, step = float("inf"), 0, time.perf_counter(), 0
+    best = float("inf")
+    since = 0
+    start = time.perf_counter()
+    step = 0
     while step < steps and best > 0.001 and since <= 10:
         for _ in range(100):
             loss = loss_of(model, task.batch(32, generator))

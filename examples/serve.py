@@ -30,7 +30,10 @@ from starlette.routing import Route
 
 import memspan
 
-MOST_SESSIONS, MOST_TOGETHER, MOST_TOKENS, MOST_BYTES = 10_000, 64, 1_000, 1 << 20
+MOST_SESSIONS = 10_000
+MOST_TOGETHER = 64
+MOST_TOKENS = 1_000
+MOST_BYTES = 1 << 20
 
 
 @dataclass
@@ -90,12 +93,15 @@ def application(run: memspan.Run, sampling: memspan.Sampling) -> Starlette:
         return JSONResponse({"text": job.written, "read": int(job.memory.tokens_seen)})
 
     def write(together: list[Job]) -> None:
-        texts, memory = [job.text for job in together], [job.memory for job in together]
-        n, joined = together[0].tokens, memspan.concatenate(memory)
+        texts = [job.text for job in together]
+        memory = [job.memory for job in together]
+        n = together[0].tokens
+        joined = memspan.concatenate(memory)
         result = memspan.generate(run, texts, memory=joined, tokens=n, sampling=sampling)
         for row, job in enumerate(together):
             # A copy: memory[row] would be a view, which keeps all rows.
-            job.written, job.memory = result.texts[row], result.memory.select([row])
+            job.written = result.texts[row]
+            job.memory = result.memory.select([row])
 
     def write_or_say(together: list[Job]) -> None:
         try:
@@ -150,7 +156,8 @@ async def wanted(request: Request) -> tuple[str, int]:
             )
     with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
         given: Any = json.loads(body)
-        text, tokens = given["text"], given.get("tokens", 100)
+        text = given["text"]
+        tokens = given.get("tokens", 100)
         if text.encode() and type(tokens) is int and 0 <= tokens <= MOST_TOKENS:
             return text, tokens
     raise HTTPException(

@@ -29,7 +29,8 @@ KINDS = (
     "preset", "config", "weights", "state", "training", "metrics", "memory", "tokenizer", "records",
     "history", "peer's options", "peer's weights", "peer's vocabulary", "peer's model",
 )  # fmt: skip
-MEGABYTES, SECONDS_AN_INPUT = 2048, 20
+MEGABYTES = 2048
+SECONDS_AN_INPUT = 20
 
 
 def fuzz_one(kind: str, seconds: int) -> None:

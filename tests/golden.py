@@ -73,11 +73,13 @@ class Golden:
     def __init__(self, path: Path, dtype: torch.dtype = torch.float64) -> None:
         self.json: dict[str, Any] = json.loads(path.read_text())
         self.config: dict[str, Any] = self.json["config"]
-        self.set, self.dtype = self.json["set"], dtype
+        self.set = self.json["set"]
+        self.dtype = dtype
         tensors = load_file(path.with_name(self.json["file"]))
         self.tensors = {name: t.to(device.CHOSEN or "cpu") for name, t in tensors.items()}
         self.seen: set[str] = set()
-        self._loss, self._magnitude = torch.zeros((), dtype=dtype), 0.0
+        self._loss = torch.zeros((), dtype=dtype)
+        self._magnitude = 0.0
 
     def __contains__(self, key: str) -> bool:
         return key in self.tensors
@@ -127,14 +129,16 @@ class Golden:
         magnitude = sum(term.detach().abs().sum().item() for term in terms)
         if f"f64.{segment}.loss" in self:
             self._check_loss(f"{segment}.loss", loss, magnitude)
-        self._loss, self._magnitude = self._loss + loss, self._magnitude + magnitude
+        self._loss = self._loss + loss
+        self._magnitude = self._magnitude + magnitude
 
     def backward(self) -> None:
         """From the loss of all that was scored."""
         self._check_loss("loss", self._loss, self._magnitude)
         # What parameters are made of, a peer has once for several passes.
         self._loss.backward(retain_graph=True)
-        self._loss, self._magnitude = torch.zeros((), dtype=self.dtype), 0.0
+        self._loss = torch.zeros((), dtype=self.dtype)
+        self._magnitude = 0.0
 
     def _check_loss(self, key: str, ours: Tensor, magnitude: float) -> None:
         """Losses are sums that cancel: they are compared on the scale of what is summed."""
@@ -183,7 +187,8 @@ def assert_same(ours: Tensor, theirs: Tensor, tolerance: float, what: str) -> No
     assert ours.shape == theirs.shape, f"{what}: {tuple(ours.shape)} != {tuple(theirs.shape)}"
     if theirs.numel() == 0:
         return
-    ours, theirs = ours.detach().cpu().double(), theirs.detach().cpu().double()
+    ours = ours.detach().cpu().double()
+    theirs = theirs.detach().cpu().double()
     scale = theirs.abs().max()
     difference = (ours - theirs).abs().max()
     # Not `>`: a NaN has to fail.

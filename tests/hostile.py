@@ -66,8 +66,11 @@ class Reader:
     def __init__(
         self, path: str, read: Callable[[], object], *refused: bytes, others: Sequence[bytes] = ()
     ) -> None:
-        self.path, self.read, self.refused = Path(path).absolute(), read, refused
-        self.valid, self.others = self.path.read_bytes(), others
+        self.path = Path(path).absolute()
+        self.read = read
+        self.refused = refused
+        self.valid = self.path.read_bytes()
+        self.others = others
 
     def __call__(self, content: bytes) -> str:
         """Read ``content`` in the file's place, then put it back; the refusal, or "" if none."""
@@ -86,12 +89,14 @@ class Reader:
 def make_readers() -> dict[str, Reader]:
     """All kinds, in the current folder, which must hold the cache."""
     here = Path.cwd()
-    run, peer = here / "run", here / "peer"
+    run = here / "run"
+    peer = here / "peer"
     Path("text.txt").write_text(TEXT)
     options = tiny_runs.options(steps=2, save_every=1)
     with mock.patch.object(metrics, "plot", return_value=[]):
         start.train(options, run)
-    model, prepared = memspan.load(run).model, prepare("text.txt", "bytes")
+    model = memspan.load(run).model
+    prepared = prepare("text.txt", "bytes")
     reader = model.reader(model.initial_memory(1))
     reader.read(torch.tensor([[1, 2, 3]]))
     reader.memory.save(here / "read.memory", model.fingerprint())
@@ -147,7 +152,8 @@ def make_readers() -> dict[str, Reader]:
     Path("tokenizer.json").write_bytes(kinds[0])
     # The published weights are another name of the best checkpoint's: each is damaged alone.
     shutil.copyfile(run / "model.safetensors", here / "copy").replace(run / "model.safetensors")
-    newest, old = "run/checkpoints/step-00000002", torch_files.OLD
+    newest = "run/checkpoints/step-00000002"
+    old = torch_files.OLD
     return {
         "preset": Reader("preset.toml", lambda: read_config(here / "preset.toml")),
         "config": Reader("run/config.toml", lambda: memspan.load(run)),

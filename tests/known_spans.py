@@ -25,7 +25,9 @@ from memspan.models import (
 from memspan.models.options import BackboneConfig, EmbeddingConfig
 
 SYMBOLS = "ABCDabcdq"
-FACTS, ANSWERS, QUESTION = slice(0, 4), slice(4, 8), 8
+FACTS = slice(0, 4)
+ANSWERS = slice(4, 8)
+QUESTION = 8
 WIDTH = 16
 """A dimension per symbol, the rest zero."""
 SIZES: dict[str, Any] = {

@@ -76,11 +76,14 @@ def outcome(
     """By name the losses and the memory after, and the gradients of all these: every parameter's and
     that of the memory before. ``segments``: further arguments of each, which are of one length."""
     before = before.map(lambda t: t.clone().requires_grad_(t.is_floating_point()))
-    memory, losses, loss = before, [], torch.zeros(())
+    memory = before
+    losses = []
+    loss = torch.zeros(())
     cut = zip(*(t.chunk(len(segments), 1) for t in (tokens, targets)), segments, strict=True)
     for part, wanted, options in cut:
         out = model(part, memory, targets=wanted, **options)
-        memory, loss = out.memory, loss + out.losses.sin().sum() + out.auxiliary_loss
+        memory = out.memory
+        loss = loss + out.losses.sin().sum() + out.auxiliary_loss
         losses.append(out.losses)
     after = {f"{name} after": t for name, t in fields(memory).items()}
     loss = loss + sum(t.sin().sum() for t in after.values() if t.is_floating_point())

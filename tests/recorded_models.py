@@ -47,7 +47,8 @@ def model_of(g: Golden, folder: Path) -> tuple[LanguageModel, Names]:
         for i, name in enumerate(sources):
             if name:
                 model.head.projections[i] = model.embedding.projections[int(name.split(".")[-1])]
-    rows, like = found.names(model), next(model.parameters())
+    rows = found.names(model)
+    like = next(model.parameters())
     fill(model, rows, {n: t.to(like.device) for n, t in found.tensors.items()}, "the recording")
     # Some of labml's recordings are of the transformer alone.
     prefix = "transformer." if "param.norm.weight" in g else ""

@@ -58,7 +58,8 @@ def run(job: dict[str, Any], processes: Processes = ALONE) -> None:
         targets[-1, :4] = NOT_SCORED
         return replace(segment, targets=targets)
 
-    folder, own = Path(job["folder"]), OWN.get(job.get("optimiser", ""))
+    folder = Path(job["folder"])
+    own = OWN.get(job.get("optimiser", ""))
     if "copy" in job and processes.first:
         shutil.copytree(job["copy"], folder)
     processes.wait()

@@ -39,10 +39,13 @@ def test_autocast_surrounds_reading_and_the_forward_passes_of_training() -> None
 
 
 def test_operations_of_products() -> None:
-    x, linear = torch.randn(5, 3), torch.nn.Linear(3, 7)
+    x = torch.randn(5, 3)
+    linear = torch.nn.Linear(3, 7)
     # Forward, and the weight's gradient: x needs none.
     assert operations(lambda: linear(x).sum().backward()) == 2 * 2 * 5 * 3 * 7
-    a, b, c = torch.randn(2, 4, 3), torch.randn(2, 3, 6), torch.randn(2, 4, 6)
+    a = torch.randn(2, 4, 3)
+    b = torch.randn(2, 3, 6)
+    c = torch.randn(2, 4, 6)
     expected = 2 * 2 * 4 * 3 * 6
     assert operations(lambda: torch.bmm(a, b, out=c)) == expected
     assert operations(lambda: c.baddbmm_(a, b)) == expected
@@ -57,7 +60,8 @@ def test_rows_of_all_peers() -> None:
     """Rows of made-up times: labml computes our function, plain-gpt another."""
     times = {"memspan": [4.0, 12.0, 4.0], "labml": [8.0, 24.0, 16.0], "plain-gpt": [4.0, 12.0, 2.0]}
     times[LARGE_PRODUCT] = [0.004, 0.012, 0.004]
-    same, peaks = {"labml": True, "plain-gpt": False}, {"memspan": 10.0, "labml": 20.0}
+    same = {"labml": True, "plain-gpt": False}
+    peaks = {"memspan": 10.0, "labml": 20.0}
     rows = throughput.compared(LABEL, times, 100, same, peaks, 250 * LARGE_OPERATIONS)
     assert [row["peer"] for row in rows] == list(same)
     assert rows[0] == LABEL | {
@@ -113,7 +117,8 @@ def test_every_variant_is_a_model() -> None:
 
 
 def test_trainings_are_made_once(tmp_path: Path) -> None:
-    path, text = tmp_path / "rows.json", tmp_path / "text.txt"
+    path = tmp_path / "rows.json"
+    text = tmp_path / "text.txt"
     text.write_text("to be or not to be, " * 300)
     jobs = findings.jobs_of(["positions"], [2], steps=1)
     (job,) = [job for job in jobs if job["variant"] == "distances"]

@@ -16,7 +16,8 @@ def unpinned(requirement: str) -> set[str]:
     lines = [line for line in PINS.read_text().splitlines() if not line.startswith("#")]
     assert all("==" in line for line in lines)
     pinned = {canonicalize_name(line.partition("==")[0]) for line in lines}
-    needed, waiting = set(), [Requirement(requirement)]
+    needed = set()
+    waiting = [Requirement(requirement)]
     while waiting:
         wanted = waiting.pop()
         for text in metadata.requires(wanted.name) or []:

@@ -106,7 +106,9 @@ gnu_openmp = pytest.mark.skipif(waiting._gnu_openmp() is None, reason="there is 
 def test_openmp_has_more_threads_than_cores_while_others_are_busy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    used, before, n_cores = [2.0], _os_threads(), os.cpu_count() or 1
+    used = [2.0]
+    before = _os_threads()
+    n_cores = os.cpu_count() or 1
     for name in waiting.DECIDED:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: n_cores)

@@ -74,7 +74,8 @@ def power_cut(state: TrainingState) -> None:
 @contextmanager
 def at_step(step: int, act: Callable[[TrainingState], object]) -> Iterator[None]:
     """Inside, ``act`` is called once, before the update that follows ``step`` updates."""
-    original, left = updates.Updater.update, [act]
+    original = updates.Updater.update
+    left = [act]
 
     def update(self: updates.Updater) -> torch.Tensor | None:
         if self.state.step == step and left:

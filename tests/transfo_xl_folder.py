@@ -44,7 +44,9 @@ def random_tensors(c: dict[str, Any]) -> Tensors:
     def new(*shape: int) -> Tensor:
         return 0.5 * torch.randn(shape, generator=generator)
 
-    d, inner, by_cluster = c["d_model"], c["n_head"] * c["d_head"], c["div_val"] > 1
+    d = c["d_model"]
+    inner = c["n_head"] * c["d_head"]
+    by_cluster = c["div_val"] > 1
     sizes = [high - low for low, high in pairwise([0, *c["cutoffs"], c["vocab_size"]])]
     widths = [c["d_embed"] // c["div_val"] ** i for i in range(len(sizes))]
     rows = sizes if by_cluster else [sum(sizes)]

@@ -26,7 +26,9 @@ from memspan.lab.training.updates import Updater
 
 LIMIT = 300
 """Seconds after which a process counts as hanging."""
-STEPS, SAVE_EVERY, STOPPED_AT = 60, 7, 38
+STEPS = 60
+SAVE_EVERY = 7
+STOPPED_AT = 38
 MIDDLE = 4 * SAVE_EVERY
 """A save that also publishes the best weights and drops an old checkpoint."""
 ARCHITECTURES = {
@@ -134,7 +136,8 @@ class Place:
                 os.dup2(handle, descriptor)
             os.chdir(self.home)
             os.environ["MEMSPAN_CACHE"] = str(self.home / "cache")
-            sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+            sys.stdout = os.fdopen(1, "w")
+            sys.stderr = os.fdopen(2, "w")
             torch.set_num_threads(1)
             hook()
             cli.main(arguments)

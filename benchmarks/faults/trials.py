@@ -165,7 +165,8 @@ def own_mounts() -> bool:
 
 def kill_at_any_moment(trial: Trial) -> str:
     trial.prepare()
-    arguments, newest = trial.training(), 0
+    arguments = trial.training()
+    newest = 0
     for _ in range(trial.draw.choice([1, 1, 2])):
         process = trial.start(arguments)
         time.sleep(trial.draw.uniform(0.02, 0.95) * trial.reference.seconds)

@@ -82,12 +82,17 @@ class PlainGPT(Side):
 class GPTRun:
     """nanoGPT's recipe for a CPU: random crops, AdamW, 100 steps of warm-up, cosine, no dropout."""
 
-    CONTEXT, BATCH, RATE, WARMUP = 64, 12, 1e-3, 100
+    CONTEXT = 64
+    BATCH = 12
+    RATE = 1e-3
+    WARMUP = 100
 
     def __init__(self, text: np.ndarray, steps: int, seed: int = 1, rate: float = RATE) -> None:
         self.rate = rate
         torch.manual_seed(seed)
-        self.text, self.steps, self.step = torch.from_numpy(text.astype(np.int64)), steps, 0
+        self.text = torch.from_numpy(text.astype(np.int64))
+        self.steps = steps
+        self.step = 0
         self.random = torch.Generator().manual_seed(seed)
         self.model = GPT(256, self.CONTEXT, n_layers=4, n_heads=4, d_model=128, d_ff=512)
         parameters = list(self.model.parameters())
@@ -129,13 +134,15 @@ class GPTRun:
         """
         characters = torch.from_numpy(text.astype(np.int64))
         windows = characters.unfold(0, self.CONTEXT + 1, stride)
-        total, count = 0.0, 0
+        total = 0.0
+        count = 0
         with torch.no_grad():
             for block in windows.split(64):
                 losses = F.cross_entropy(
                     self.model(block[:, :-1]).transpose(1, 2), block[:, 1:], reduction="none"
                 )[:, -stride:]
-                total, count = total + losses.sum().item(), count + losses.numel()
+                total = total + losses.sum().item()
+                count = count + losses.numel()
         return total / count
 
     def _learning_rate(self) -> float:

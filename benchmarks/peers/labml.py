@@ -175,7 +175,8 @@ class LabmlXL(Labml):
     def own_weights(self) -> dict[str, Tensor]:
         own = super().own_weights()
         for n, block in enumerate(self.model.transformer.layers):
-            attention, here = block.self_attn, f"backbone.layers.{n}.attention."
+            attention = block.self_attn
+            here = f"backbone.layers.{n}.attention."
             # Their row P - d belongs to distance d.
             rows = attention.P - torch.arange(self.size.span)
             own[here + "position_keys"] = attention.key_pos_embeddings[rows]
@@ -314,7 +315,8 @@ class LabmlFeedback(Labml):
         if self.position == self.size.memory_length:
             self.position = self.size.segment_length
             stack.mem_key.n = stack.mem_value.n = self.position - 1
-        keys, values = stack.mem_key.get(), stack.mem_value.get()
+        keys = stack.mem_key.get()
+        values = stack.mem_value.get()
         x = self.model.src_embed(tokens)
         states = [x]
         for layer in stack.layers:
@@ -327,14 +329,16 @@ class LabmlFeedback(Labml):
         return self.model.generator(stack.norm(x))
 
     def own_weights(self) -> dict[str, Tensor]:
-        own, stack = super().own_weights(), self.model.transformer
+        own = super().own_weights()
+        stack = self.model.transformer
         own["backbone.layer_weights"] = stack.weights
         own["backbone.key.0.weight"] = stack.key.linear.weight
         own["backbone.value.0.weight"] = stack.value.linear.weight
         # labml's values have no bias here.
         own["backbone.value.0.bias"] = torch.zeros(self.size.d_model)
         for n, block in enumerate(stack.layers):
-            attention, here = block.attn, f"backbone.layers.{n}."
+            attention = block.attn
+            here = f"backbone.layers.{n}."
             own[here + "content_bias"] = attention.query_pos_bias
             # The nearest distance is their last row and our first.
             rows = slice(-self.size.memory_length, None)
@@ -373,7 +377,8 @@ class LabmlFW(Labml):
             for name in ("query", "key", "value", "output"):
                 setattr(single.attn, name, getattr(whole.attn, name))
             single.attn.gate = whole.attn.interpolation_weight
-            single.feed_forward, single.norm_ff = whole.feed_forward, whole.norm_ff
+            single.feed_forward = whole.feed_forward
+            single.norm_ff = whole.norm_ff
 
     def forget(self, batch_size: int) -> None:
         self.weights: list[Tensor | None] = [None] * self.size.n_layers
@@ -406,8 +411,10 @@ class LabmlRepairedFW(LabmlFW):
 
 
 def _repaired_forward(attention: nn.Module, x: Tensor) -> Tensor:
-    query, key = attention.phi(attention.query(x)), attention.phi(attention.key(x))
-    value, beta = attention.value(x), attention.interpolation_weight(x)
+    query = attention.phi(attention.query(x))
+    key = attention.phi(attention.key(x))
+    value = attention.value(x)
+    beta = attention.interpolation_weight(x)
     weights = key.new_zeros(*key.shape[1:3], value.shape[3], key.shape[3])
     outputs = []
     for q, k, v, b in zip(query.unbind(), key.unbind(), value.unbind(), beta.unbind(), strict=True):

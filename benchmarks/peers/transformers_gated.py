@@ -74,9 +74,11 @@ class TransformersGated(Side):
 
     @torch.no_grad()
     def weights_to(self, ours: nn.Module) -> None:
-        theirs, own = self.model.state_dict(), dict(ours.state_dict())
+        theirs = self.model.state_dict()
+        own = dict(ours.state_dict())
         own["embedding.tables.0"] = theirs["embedding.weight"]
-        own["head.tables.0"], own["head.biases.0"] = theirs["head.weight"], theirs["head.bias"]
+        own["head.tables.0"] = theirs["head.weight"]
+        own["head.biases.0"] = theirs["head.bias"]
         alike = ("A_log", "dt_bias", "norm.weight")
         for name, tensor in theirs.items():
             layer, _, part = name.partition(".mixer.")

@@ -38,7 +38,8 @@ def test_every_figure_has_a_page() -> None:
 def test_a_button_and_a_key_change_what_is_drawn(page: Page, name: str) -> None:
     figure = on(page, name)
     slider = figure.locator("input").first
-    picture, told = figure.locator(".picture"), figure.locator(".told")
+    picture = figure.locator(".picture")
+    told = figure.locator(".told")
     seen = [(picture.inner_html(), told.inner_text(), slider.input_value())]
     figure.get_by_role("button", name="Next").click()
     seen.append((picture.inner_html(), told.inner_text(), slider.input_value()))
@@ -98,7 +99,8 @@ def test_overlapping_keys_are_the_rules(degrees: int, beta: float) -> None:
     )
     shared = math.cos(math.radians(degrees))
     assert found["sum"] == [pytest.approx([1, shared]), pytest.approx([shared, 1])]
-    kept, second = beta * (1 - beta * shared**2), beta * shared * (1 - beta)
+    kept = beta * (1 - beta * shared**2)
+    second = beta * shared * (1 - beta)
     assert found["delta"] == [pytest.approx([kept, beta * shared]), pytest.approx([second, beta])]
 
 
@@ -175,7 +177,8 @@ def test_the_chunk_is_the_rule_token_by_token() -> None:
     data = figures.load("delta-rule")
     script = engine(figures.STYLE / "figures.js")
     steps = json.loads(script.eval(f"JSON.stringify(chunkSteps({json.dumps(data)}))"))
-    matrix, outputs = data["matrix"], []
+    matrix = data["matrix"]
+    outputs = []
     for k, q, v, beta in zip(data["k"], data["q"], data["v"], data["beta"], strict=True):
         written = [beta * (a - b) for a, b in zip(v, times(k, matrix), strict=True)]
         matrix = [

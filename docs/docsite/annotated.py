@@ -98,12 +98,14 @@ def _blocks(text: str) -> Iterator[Block]:
                 fence = ""
                 if kind:
                     yield Block(kind, "\n".join(kept[:-1]))
-                    kept, kind = [], ""
+                    kept = []
+                    kind = ""
         elif opening:
             fence = opening[1]
             if opening[2] in ("code", "covers", "left-out", "measured-span"):
                 yield Block("prose", "\n".join(kept))
-                kept, kind = [], opening[2]
+                kept = []
+                kind = opening[2]
             else:
                 kept.append(line)
         elif re.match(r"#+ |---\s*$", line):

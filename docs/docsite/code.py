@@ -90,7 +90,8 @@ def find(place: Place, root: Path = ROOT) -> Lines:
         DocsError: the file, the symbol or a span's text is gone.
     """
     lines = read(root / place.path).splitlines()
-    first, last = 1, len(lines)
+    first = 1
+    last = len(lines)
     if place.symbol:
         known = symbols(root / place.path)
         if place.symbol not in known:

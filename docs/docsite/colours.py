@@ -64,7 +64,8 @@ PICTURES = ("docs/*.svg", "docs/annotated/pictures/*.svg", "docs/path/*.svg")
 def variables(scheme: str) -> dict[str, str]:
     """CSS variables of a scheme: neutral ones, and for each concept its tone and its fill."""
     neutral = NEUTRAL[scheme]
-    ink, paper = neutral["ink"], neutral["paper"]
+    ink = neutral["ink"]
+    paper = neutral["paper"]
     found = dict(neutral)
     for name, colour in CONCEPTS.items():
         found[name] = readable(colour, ink, paper)

@@ -120,7 +120,8 @@ def _runs(is_open: set[int], folded: set[int], has_text: set[int]) -> list[Run]:
     """Lines as runs, without empty ones around them; short folds within are opened."""
     runs: list[Run] = []
     both = is_open | folded
-    first, last = min(both & has_text, default=1), max(both & has_text, default=0)
+    first = min(both & has_text, default=1)
+    last = max(both & has_text, default=0)
     for number in sorted(number for number in both if first <= number <= last):
         kind = number in is_open
         if runs and runs[-1].high == number - 1 and runs[-1].is_open == kind:

@@ -62,11 +62,13 @@ def _colour(kind: _TokenType) -> str:
 
 def _joined(tokens: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     """Neighbours of one colour as one."""
-    before, so_far = "", ""
+    before = ""
+    so_far = ""
     for colour, text in tokens:
         if colour != before:
             yield before, so_far
-            before, so_far = colour, ""
+            before = colour
+            so_far = ""
         so_far += text
     yield before, so_far
 
@@ -90,7 +92,8 @@ def listing(path: Path, runs: list[Run], root: Path = ROOT) -> str:
 
 def rest(path: str, runs: list[Run], root: Path = ROOT) -> str:
     """Lines of a file that no passage shows, in one box that opens."""
-    n_lines, n_all = sum(len(run.numbers) for run in runs), len(read(root / path).splitlines())
+    n_lines = sum(len(run.numbers) for run in runs)
+    n_all = len(read(root / path).splitlines())
     name = html.escape(path.removeprefix("src/memspan/"))
     blocks = "".join(listing(Path(path), [Run(run.low, run.high, True)], root) for run in runs)
     return (

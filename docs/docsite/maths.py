@@ -26,7 +26,8 @@ FORMULA = re.compile(
     r"|(?<![\\\w$])\$(?![\s$])(?P<inline>[^$`]+?)(?<!\s)\$(?![\w$])",
     re.S,
 )
-OPEN, CLOSE = "\ue000", "\ue001"
+OPEN = "\ue000"
+CLOSE = "\ue001"
 """Around a token's number; no page has these characters."""
 
 

@@ -136,7 +136,8 @@ def _item(item: griffe.DocstringElement) -> str:
 def _signature(function: griffe.Function | griffe.Object) -> str:
     """On one line where it fits, else a parameter a line."""
     assert isinstance(function, griffe.Function)
-    parameters, seen_star = [], False
+    parameters = []
+    seen_star = False
     for parameter in function.parameters:
         if parameter.name == "self" or parameter.name == "cls":
             continue

@@ -35,7 +35,8 @@ class Staging:
     """The site's Markdown, page by page."""
 
     def __init__(self, root: Path = ROOT, folder: Path = STAGED / "pages") -> None:
-        self.root, self.folder = root, folder
+        self.root = root
+        self.folder = folder
         self.done: set[Path] = set()
         self.waiting: list[Path] = []
         """Files of the repository that are linked to and not copied yet."""

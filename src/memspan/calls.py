@@ -261,7 +261,8 @@ def _expected(function: Callable[..., Any]) -> dict[str, Check]:
 def _check(hint: Any) -> Check:
     if hint in SCALARS:
         return SCALARS[hint]
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    arguments = typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         checks = [_check(argument) for argument in arguments]
         kinds = list(dict.fromkeys(words for _, words in checks))

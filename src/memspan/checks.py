@@ -54,7 +54,8 @@ def _checks(kind: type[Any]) -> dict[str, Check]:
 def _check(hint: Any) -> Check:
     if hint in SCALARS:
         return SCALARS[hint]
-    origin, arguments = get_origin(hint), get_args(hint)
+    origin = get_origin(hint)
+    arguments = get_args(hint)
     if origin is typing.Literal:
         return lambda value: isinstance(value, str) and value in arguments, _listed(arguments)
     if origin is tuple:

@@ -38,7 +38,8 @@ class OtherPrograms:
 
     def cores(self) -> float:
         """The mean number of cores that they used; 0 where the system does not say."""
-        before, self._before = self._before, _clocks()
+        before = self._before
+        self._before = _clocks()
         if before is None or self._before is None:
             return 0.0
         all_used, own, passed = (now - then for now, then in zip(self._before, before, strict=True))

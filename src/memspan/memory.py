@@ -34,7 +34,8 @@ class Memory(LayerMemory):
     def __repr__(self) -> str:
         seen = "tokens"
         if self.batch_size and not self.tokens_seen.is_meta:
-            least, most = int(self.tokens_seen.min()), int(self.tokens_seen.max())
+            least = int(self.tokens_seen.min())
+            most = int(self.tokens_seen.max())
             seen = counted(least, "token") if least == most else f"{least:,} to {most:,} tokens"
         rows = counted(self.batch_size, "row")
         return f"{type(self).__name__}({rows}, {seen} seen, {self.nbytes:,} bytes)"

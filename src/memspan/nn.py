@@ -46,7 +46,8 @@ def newest(old: Tensor, x: Tensor, documents: Documents | None = None) -> Tensor
 
     Columns that are not among them are not copied: a pass keeps those of all layers until its end.
     """
-    slots, n_tokens = old.shape[1], x.shape[1]
+    slots = old.shape[1]
+    n_tokens = x.shape[1]
     if documents is not None:
         return documents.newest(torch.cat([old, x], 1), slots)
     if n_tokens < slots:

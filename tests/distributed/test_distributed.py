@@ -41,7 +41,8 @@ from tiny_runs import assert_same
 from warm import Child, listeners, wait_for, workers
 
 SMALL: dict[str, Any] = {"n_layers": 2, "d_model": 16, "n_heads": 2, "d_ff": 24}
-XL, FAST = TransformerXLConfig(**SMALL, memory_length=8), FastWeightsConfig(**SMALL)
+XL = TransformerXLConfig(**SMALL, memory_length=8)
+FAST = FastWeightsConfig(**SMALL)
 COMPRESSIVE = CompressiveConfig(**SMALL, memory_length=8, compressed_length=4, compression_rate=2)
 IMPROVES_TOO_LITTLE = {"early_stopping_patience": 2, "early_stopping_threshold": 10.0}
 EMBEDDINGS = {
@@ -82,7 +83,8 @@ RESUMED: dict[tuple[str, str], tuple[int, ...]] = {
 }
 RESUMED |= {(case, kind): (1, 2) for case, kind in AS_ONE if "optimiser" in CASES[case][2]}
 several = pytest.mark.processes
-STEPS, CUT = 5, 2
+STEPS = 5
+CUT = 2
 SOURCE = str(Path(memspan.__file__).parents[1])
 
 
@@ -134,7 +136,8 @@ def losses(folder: str | Path) -> list[tuple[int, str, float]]:
 
 def assert_learns_as(one: str | Path, folder: str | Path) -> None:
     """The same losses in every step and at every validation, and the same counts."""
-    ours, theirs = losses(one), losses(folder)
+    ours = losses(one)
+    theirs = losses(folder)
     assert [x[:2] for x in ours] == [x[:2] for x in theirs], folder
     # float32 has a resolution of 1e-7, muon's products one of 4e-3.
     rel = 5e-3 if "muon" in str(folder) else 1e-6
@@ -172,10 +175,13 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("case", "kind"), AS_ONE)
 def test_two_processes_learn_as_one(case: str, kind: str, learned: Path) -> None:
     """Every scored token has the same weight, whichever process scores it."""
-    one, two = learned / f"{case}-1", learned / f"{case}-{kind}"
+    one = learned / f"{case}-1"
+    two = learned / f"{case}-{kind}"
     assert_learns_as(one, two)
-    state, found = checkpoints.latest(one).state, losses(one)
-    spoilt, stopped = case.startswith("spoilt"), case == "early-stopping"
+    state = checkpoints.latest(one).state
+    found = losses(one)
+    spoilt = case.startswith("spoilt")
+    stopped = case == "early-stopping"
     assert state["health"] == dict.fromkeys(("skipped_updates", "reset_memory_rows"), int(spoilt))
     assert (state["step"], state["unimproved"]) == ((3, 2) if stopped else (STEPS, 0))
     assert len({step for step, *_ in found}) == state["step"] - spoilt

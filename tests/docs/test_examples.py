@@ -50,7 +50,8 @@ SIZES = {
     "evaluate": "--tokens 64",
     "measure": "--longest 16 --budget 1",
 }
-MODEL, ATTENTION = "--model.n-layers 1 --model.d-model 16 ", "--model.n-heads 2 --model.d-ff 16 "
+MODEL = "--model.n-layers 1 --model.d-model 16 "
+ATTENTION = "--model.n-heads 2 --model.d-ff 16 "
 BUDGETS = {"--train.epochs": "0.02", "--train.max-tokens": "32"}
 
 
@@ -66,7 +67,8 @@ def commands(block: str) -> list[list[str]]:
 
 def small(arguments: list[str]) -> list[str]:
     """A command with the sizes of a test: the second counts where a flag is given twice."""
-    verb, given = arguments[0], {*arguments}
+    verb = arguments[0]
+    given = {*arguments}
     sizes = SIZES.get(verb, "")
     if "--resume" in given:
         sizes = "--train.steps 4" if "--train.steps" in given else "--train.steps 3"

@@ -39,7 +39,8 @@ def test_the_numbers_of_a_figure(name: str) -> None:
     [("fast-weights", (written.LAYER, written.HEAD)), ("gated-delta-net", written.GATED)],
 )
 def test_the_writes_sum_up_to_the_models_matrix(name: str, place: tuple[int, int]) -> None:
-    data, run = figures.load(name), memspan.load(f"shakespeare-{name}")
+    data = figures.load(name)
+    run = memspan.load(f"shakespeare-{name}")
     with torch.no_grad():
         memory = run.model.backbone(run.model.embedding(written.tokens_of(run))).memory
     decay = torch.tensor([*data.get("decay", [1.0] * len(data["text"])), 1.0])
@@ -70,7 +71,8 @@ def still_read(kept: list[list[float]], *lags: int) -> list[float]:
 
 def test_what_the_pages_say_of_them() -> None:
     """Percentages in the text below the figures are those of the numbers that are drawn."""
-    delta, gated = figures.load("fast-weights"), figures.load("gated-delta-net")
+    delta = figures.load("fast-weights")
+    gated = figures.load("gated-delta-net")
     pairs = [*zip(gated["text"], gated["decay"], strict=True)]
     decays = [
         100 * statistics.mean(decay for letter, decay in pairs if is_one(letter))
@@ -147,7 +149,8 @@ def test_what_each_slot_holds() -> None:
 
 def test_what_is_left_in_a_matrix() -> None:
     assert left("sum") == [[100] * n for n in (4, 8, 12)]
-    delta, gated = left("delta")[-1], left("gated-delta")[-1]
+    delta = left("delta")[-1]
+    gated = left("gated-delta")[-1]
     # A key that meets a later one loses more than the decays alone.
     kept = 100.0
     for share, alpha in zip(reversed(gated), [100, *reversed(decays("gated-delta"))], strict=False):

@@ -29,7 +29,8 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_they_lead_somewhere() -> None:
-    broken, known = [], {page: anchors(page) for page in PAGES}
+    broken = []
+    known = {page: anchors(page) for page in PAGES}
     for page in PAGES:
         for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
             name, _, anchor = link.partition("#")
@@ -68,7 +69,8 @@ def shown(picture: str) -> tuple[list[str], list[int]]:
 
 def test_the_picture_of_the_house_is_of_today() -> None:
     """The same rooms and folders in the same layers, with their lines to a tenth."""
-    kept, now = shown(house.PICTURE.read_text(encoding="utf-8")), shown(house.drawn())
+    kept = shown(house.PICTURE.read_text(encoding="utf-8"))
+    now = shown(house.drawn())
     pairs = zip(kept[1], now[1], strict=True) if kept[0] == now[0] else [(0, 100)]
     assert all(abs(old - new) <= max(20, new / 10) for old, new in pairs), "draw it: make house"
 

@@ -86,7 +86,8 @@ def test_transformer_xl(memory_length: int) -> None:
     config = models.TransformerXLConfig(**SIZES, memory_length=memory_length, normalisation="post")
     model = drawn(models.TransformerXL(config))
     layers = [_layer(model, n) for n in range(config.n_layers)]
-    empty, read = [torch.zeros(0, config.d_model)] * config.n_layers, transformer_xl.read
+    empty = [torch.zeros(0, config.d_model)] * config.n_layers
+    read = transformer_xl.read
     *_, (memory, own, _) = carried(model, lambda x, m: read(x, m, layers, memory_length), empty)
     torch.testing.assert_close(torch.stack(own), memory.hidden[0])
 
@@ -109,7 +110,8 @@ def test_compressive(auxiliary_loss: Any, M: int, C: int, c: int) -> None:
     for memory, memories, output, loss in carried(model, read, empty, (3, 1, 5, 6, 1)):
         close(loss, output.auxiliary_loss)
         compressed, recent = (torch.stack(parts) for parts in zip(*memories, strict=True))
-        n, n_compressed = int(memory.length), int(memory.compressed_length)
+        n = int(memory.length)
+        n_compressed = int(memory.compressed_length)
         close(recent, memory.hidden[0, :, M - n :])
         close(compressed, memory.compressed[0, :, C - n_compressed :])
         if loss.requires_grad:
@@ -126,7 +128,9 @@ def test_compressive(auxiliary_loss: Any, M: int, C: int, c: int) -> None:
 @pytest.mark.parametrize("slots", [0, 5])
 def test_relative_attention(slots: int) -> None:
     """Output and all gradients of the fused implementation, and the output of the reference."""
-    n_queries, n_keys, width = 4, slots + 4, 3
+    n_queries = 4
+    n_keys = slots + 4
+    width = 3
     shapes = [(n_queries, width), *[(n_keys, width)] * 3, (width,), (width,)]
     given = [torch.randn(shape).requires_grad_() for shape in shapes]
     q, k, v, r, u, w = given
@@ -169,7 +173,8 @@ def test_feedback() -> None:
     config = models.FeedbackConfig(**SIZES, memory_length=span, normalisation="post")
     model = drawn(models.Feedback(config))
     layers = [_feedback_layer(model, layer) for layer in model.stack()]
-    empty, mix = torch.zeros(0, config.d_model), model.layer_weights
+    empty = torch.zeros(0, config.d_model)
+    mix = model.layer_weights
     for memory, past, _ in carried(
         model, lambda x, past: feedback.read(x, past, layers, mix, span), empty, (1, 3, 4)
     ):
@@ -179,8 +184,11 @@ def test_feedback() -> None:
 def test_delta_rule() -> None:
     """Chunks of 3 tokens, the last one shorter, from a memory that is not empty; the gradients of one
     chunk by hand."""
-    q, k = torch.rand(8, 4), torch.rand(8, 4)
-    v, beta, before = torch.randn(8, 3), torch.rand(8, 1), torch.randn(4, 3)
+    q = torch.rand(8, 4)
+    k = torch.rand(8, 4)
+    v = torch.randn(8, 3)
+    beta = torch.rand(8, 1)
+    before = torch.randn(4, 3)
     beta[4] = 0.0
     given = [x.requires_grad_() for x in (q, k, v, beta, before)]
     shaped = [x[None, None] for x in (q, k, v, beta[:, 0], before)]
@@ -260,7 +268,8 @@ def _feedback_layer(model: models.Feedback, layer: Any) -> dict[str, Any]:
 
 
 def _gated_delta_net_layer(layer: Any) -> dict[str, Any]:
-    mixer, n = layer.mixer, layer.mixer.config.n_heads
+    mixer = layer.mixer
+    n = layer.mixer.config.n_heads
     parts = columns(mixer, n, "query key value") | {
         "gate": mixer.output_gate.weight.T.chunk(n, 1),
         "taps": _channels(mixer.config, mixer.convolution),
@@ -289,7 +298,12 @@ def _channels(config: models.GatedDeltaNetConfig, x: Tensor) -> list[Tensor]:
 
 def test_feedback_backward() -> None:
     """By hand, by autograd of the smallest version, and by the real one: the same gradients."""
-    n_layers, n_tokens, d_model, width, d_ff, span = 2, 7, 6, 4, 5, 3
+    n_layers = 2
+    n_tokens = 7
+    d_model = 6
+    width = 4
+    d_ff = 5
+    span = 3
     shapes = {
         "query": (n_layers, d_model, width),
         "position_keys": (n_layers, span, width),
@@ -324,7 +338,8 @@ def test_feedback_backward() -> None:
         biases=zeros(0),
         norms_memory=True,
     )
-    old, length = zeros(1, 0, d_model), torch.zeros(1, dtype=torch.long)
+    old = zeros(1, 0, d_model)
+    length = torch.zeros(1, dtype=torch.long)
     real = feedback_recurrence(x[None], old, length, span, one_head)
     for computed in (results, [a[0] for a in real]):
         torch.testing.assert_close(computed, results)

@@ -26,9 +26,11 @@ def test_answers_and_distances_by_brute_force(task: Recall, live: Sequence[int] 
     read = joined([stream.next(100, longest=min(task.longest, 8 << i)) for i in range(5)])
     asked = 0
     for row in range(3):
-        tokens, written = read.tokens[row].tolist(), {}
+        tokens = read.tokens[row].tolist()
+        written = {}
         for t, token in enumerate(tokens):
-            target, distance = int(read.targets[row, t]), int(read.distances[row, t])
+            target = int(read.targets[row, t])
+            distance = int(read.distances[row, t])
             if token < task.filler:
                 written[token // task.n_values] = t
             if not task.first_question <= token < task.first_answer:

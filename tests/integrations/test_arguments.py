@@ -21,8 +21,10 @@ close = functools.partial(torch.testing.assert_close, rtol=1e-9, atol=1e-9)
 
 @every_case
 def test_vectors_are_read_like_their_tokens(case: Any) -> None:
-    model, ids = wrapped(case), text(2, 9)
-    cache, of_vectors = MemspanCache(), MemspanCache()
+    model = wrapped(case)
+    ids = text(2, 9)
+    cache = MemspanCache()
+    of_vectors = MemspanCache()
     expected = model(ids, cache=cache).logits
     vectors = model.get_input_embeddings()(ids)
     close(model(inputs_embeds=vectors, cache=of_vectors).logits, expected)
@@ -31,7 +33,8 @@ def test_vectors_are_read_like_their_tokens(case: Any) -> None:
 
 @every_architecture
 def test_generation_starts_from_vectors(case: Any) -> None:
-    model, ids = wrapped(case), text(2, 5)
+    model = wrapped(case)
+    ids = text(2, 5)
     vectors = model.get_input_embeddings()(ids)
     written = model.generate(inputs_embeds=vectors, max_new_tokens=6, do_sample=False)
     assert written.equal(model.generate(ids, max_new_tokens=6, do_sample=False)[:, 5:])
@@ -41,7 +44,8 @@ def test_generation_starts_from_vectors(case: Any) -> None:
 def test_padded_vectors_are_skipped(side: str) -> None:
     model = small().eval()
     ids = text(1, 4)
-    padding, mask = torch.full((1, 3), torch.nan), torch.ones(1, 4)
+    padding = torch.full((1, 3), torch.nan)
+    mask = torch.ones(1, 4)
     vectors = model.get_input_embeddings()(ids)
     parts = [vectors, padding[..., None].expand(-1, -1, 8)]
     masks = [mask, torch.zeros(1, 3)]
@@ -56,7 +60,8 @@ def test_padded_vectors_are_skipped(side: str) -> None:
 
 @every_architecture
 def test_hidden_states_are_the_input_of_the_first_layer_and_of_the_head(case: Any) -> None:
-    model, ids = wrapped(case), text(2, 9)
+    model = wrapped(case)
+    ids = text(2, 9)
     output = model(ids, output_hidden_states=True, logits_to_keep=2)
     first, *between, last = output.hidden_states
     close(first, model.model.embedding(ids))
@@ -67,7 +72,8 @@ def test_hidden_states_are_the_input_of_the_first_layer_and_of_the_head(case: An
 
 
 def test_generation_returns_hidden_states() -> None:
-    model, ids = small().eval(), text(1, 4)
+    model = small().eval()
+    ids = text(1, 4)
     options = {"max_new_tokens": 3, "do_sample": False, "return_dict_in_generate": True}
     output = model.generate(ids, output_hidden_states=True, **options)
     assert [states[-1].shape[1] for states in output.hidden_states] == [4, 1, 1]
@@ -80,7 +86,8 @@ def test_generation_returns_hidden_states() -> None:
     ids=["first", "later", "padded"],
 )
 def test_positions_one_after_another_are_what_is_read(positions: Any) -> None:
-    model, ids = small().eval(), text(2, 5)
+    model = small().eval()
+    ids = text(2, 5)
     mask = torch.tensor([[0, 0, 0, 1, 1], [1] * 5]) if len(positions) == 2 else torch.ones(2, 5)
     given = model(ids, mask, position_ids=positions)
     assert given.logits.equal(model(ids, mask).logits)

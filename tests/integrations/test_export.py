@@ -115,12 +115,15 @@ def test_a_folder_that_exists_is_left_alone(run: Path) -> None:
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set:UserWarning")
 def test_the_guide(run: Path) -> None:
     names = pages.run(GUIDE)
-    trainer, n_steps = names["trainer"], names["n_steps"]
+    trainer = names["trainer"]
+    n_steps = names["n_steps"]
     assert trainer.state.global_step == n_steps > 10
     # Every stream was read to its end, in order.
     assert trainer.memory.tokens_seen.tolist() == [n_steps * names["length"]] * names["rows"]
     assert trainer.evaluate(names["segments"])["eval_loss"] > 0
-    model, inputs, targets = names["model"].eval(), names["inputs"], names["targets"]
+    model = names["model"].eval()
+    inputs = names["inputs"]
+    targets = names["targets"]
     trained = AutoModelForCausalLM.from_pretrained("exported/finetuned")
     before = AutoModelForCausalLM.from_pretrained("exported/book")
     with torch.no_grad():

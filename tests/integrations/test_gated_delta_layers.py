@@ -119,7 +119,8 @@ def test_delta_rule_matches_the_naive_form_of_fla(implementation: str, form: str
     function = runpy.run_path(str(file))[f"naive_{form}_gated_delta_rule"]
     q, v = torch.randn(2, 2, 128, 3, 16).unbind()
     k = F.normalize(torch.randn(2, 128, 3, 16), dim=-1)
-    beta, g = 2 * torch.rand(2, 128, 3), -F.softplus(torch.randn(2, 128, 3))
+    beta = 2 * torch.rand(2, 128, 3)
+    g = -F.softplus(torch.randn(2, 128, 3))
     state = torch.randn(2, 3, 16, 16)
     expected = function(q=q, k=k, v=v, beta=beta, g=g, initial_state=state, output_final_state=True)
     heads = [t.transpose(1, 2) for t in (q / 4, k, v, beta)]

@@ -39,7 +39,8 @@ every_architecture = pytest.mark.parametrize("name", ONE_OF_EACH)
 
 def run_of(name: str, tokenizer: Tokenizer | None = None) -> memspan.Run:
     """A run of random weights in float64."""
-    backbone, tokenizer = CASES[ONE_OF_EACH[name]].backbone, tokenizer or ByteTokenizer()
+    backbone = CASES[ONE_OF_EACH[name]].backbone
+    tokenizer = tokenizer or ByteTokenizer()
     torch.manual_seed(1)
     model = LanguageModel(tokenizer.vocab_size, backbone).double().eval()
     train = memspan.TrainConfig(segment_length=6)
@@ -60,11 +61,13 @@ def documents(model: MemspanLM) -> list[float]:
 
 @every_architecture
 def test_a_document_scores_as_by_evaluate_whatever_the_cut(name: str) -> None:
-    run, by_length = run_of(name), {}
+    run = run_of(name)
+    by_length = {}
     for length in (3, 6):
         scores = by_length[length] = documents(MemspanLM(run, segment_length=length))
         for text, score in zip(TEXTS, scores, strict=True):
-            tokens, size = run.tokenizer.encode(text.encode()), min(length, len(text))
+            tokens = run.tokenizer.encode(text.encode())
+            size = min(length, len(text))
             # evaluate() refuses a text that is empty.
             nats = size and score_tokens(run.model, tokens, run.tokenizer, segment_length=size).nats
             assert score == pytest.approx(-nats, rel=1e-9)
@@ -77,7 +80,9 @@ def test_a_document_scores_as_by_evaluate_whatever_the_cut(name: str) -> None:
 
 @every_architecture
 def test_continuations_score_as_by_the_model_itself(name: str) -> None:
-    run, context, endings = run_of(name), "Memory", (" is", " remains!", " is")
+    run = run_of(name)
+    context = "Memory"
+    endings = (" is", " remains!", " is")
     model = MemspanLM(run, batch_size=2)
     scores = asked(model, "loglikelihood", *((context, ending) for ending in endings))
     for ending, (score, greedy) in zip(endings, scores, strict=True):
@@ -98,7 +103,9 @@ def test_continuations_score_as_by_the_model_itself(name: str) -> None:
 
 
 def test_a_context_is_read_once_for_all_that_follows_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, read, n_read = MemspanLM(run_of("feedback")), Reader.read, []
+    model = MemspanLM(run_of("feedback"))
+    read = Reader.read
+    n_read = []
 
     def counting(reader: Reader, tokens: torch.Tensor, **options: Any) -> torch.Tensor:
         n_read.append(tokens.numel())
@@ -150,7 +157,8 @@ def test_unknown_tokens_are_reported(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_texts_are_those_of_generate() -> None:
     model = MemspanLM("shakespeare", batch_size=2)
-    context, length = "ROMEO:\nWhat is", {"max_gen_toks": 30}
+    context = "ROMEO:\nWhat is"
+    length = {"max_gen_toks": 30}
     greedy = memspan.generate(
         "shakespeare", context, tokens=30, sampling=memspan.Sampling(temperature=0)
     ).text
@@ -223,7 +231,8 @@ def test_the_guide_runs_without_a_network(own_folders: Path) -> None:
         nats = 0.0
         for text in texts:
             Path("text.txt").write_text(text)
-            run, of_all = memspan.load("shakespeare"), {"split": "all", "memory_length": length}
+            run = memspan.load("shakespeare")
+            of_all = {"split": "all", "memory_length": length}
             nats += memspan.evaluate(run, "text.txt", **of_all).nats
         bits = nats / math.log(2) / sum(map(len, texts))
         assert printed[str(length)] == pytest.approx(bits, rel=1e-6)

@@ -88,7 +88,8 @@ def test_tokens_are_drawn_from_the_same_distributions(
     case: Case, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the same way of drawing the tokens are the same."""
-    model, prompt = wrapped(case), text(3, 5)
+    model = wrapped(case)
+    prompt = text(3, 5)
     generator = torch.Generator().manual_seed(8)
     monkeypatch.setattr(torch, "multinomial", lambda p, num_samples: draw(p, generator))
     written = model.generate(prompt, max_new_tokens=12, do_sample=True, **{"top_k": 0, **options})
@@ -100,7 +101,8 @@ def test_tokens_are_drawn_from_the_same_distributions(
 @every_architecture
 def test_beam_search_finds_what_trying_everything_finds(case: Case) -> None:
     """With a beam for every string there is."""
-    prompt, n_best = text(1, 4), 5
+    prompt = text(1, 4)
+    n_best = 5
     found = wrapped(case).generate(
         prompt,
         max_new_tokens=2,
@@ -115,7 +117,8 @@ def test_beam_search_finds_what_trying_everything_finds(case: Case) -> None:
     read = torch.cat([prompt.expand(len(strings), -1), strings], 1)
     # As a prompt and then token by token: in one piece it would be cut differently.
     reader = case.shared_model().reader(batch_size=len(strings))
-    first, second = reader.read(read[:, :4])[:, -1:], reader.read(read[:, 4:5])
+    first = reader.read(read[:, :4])[:, -1:]
+    second = reader.read(read[:, 4:5])
     scores = torch.cat([first, second], 1).log_softmax(-1).gather(2, strings[..., None]).sum((1, 2))
     best = scores.topk(n_best)
     assert torch.equal(found.sequences[:, 4:], strings[best.indices])
@@ -125,7 +128,9 @@ def test_beam_search_finds_what_trying_everything_finds(case: Case) -> None:
 @every_case
 @pytest.mark.parametrize("side", ["left", "right", "scattered"])
 def test_padded_rows_read_as_they_do_alone(case: Case, side: str) -> None:
-    model, lengths, n_columns = wrapped(case), [9, 3, 6], 9
+    model = wrapped(case)
+    lengths = [9, 3, 6]
+    n_columns = 9
     tokens = text(3, n_columns)
     own = torch.zeros(3, n_columns, dtype=torch.long)
     for row, length in enumerate(lengths):
@@ -152,13 +157,15 @@ def test_padded_rows_read_as_they_do_alone(case: Case, side: str) -> None:
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padded_rows_write_as_they_do_alone(case: Case, side: str) -> None:
     """Without a mask: the padding token says enough. And where prompts are read in chunks."""
-    model, prompts = wrapped(case), [text(1, n, seed=n) for n in (8, 3, 5)]
+    model = wrapped(case)
+    prompts = [text(1, n, seed=n) for n in (8, 3, 5)]
     padded = torch.full((3, 8), VOCABULARY)
     for row, prompt in zip(padded, prompts, strict=True):
         n = prompt.shape[1]
         row[slice(n) if side == "right" else slice(8 - n, 8)] = prompt[0]
     options = {"max_new_tokens": 5, "do_sample": False}
-    read, together = model(padded).logits, model.generate(padded, **options)
+    read = model(padded).logits
+    together = model.generate(padded, **options)
     for row, prompt in enumerate(prompts):
         close(read[row, -1], model(prompt).logits[0, -1])
         alone = model.generate(prompt, **options)
@@ -200,7 +207,8 @@ def test_one_cache_over_several_calls(case: Case, name: str) -> None:
 
 @every_architecture
 def test_long_inputs_are_read_in_segments(case: Case) -> None:
-    model, tokens = wrap(case, segment_length=4), text(2, 10)
+    model = wrap(case, segment_length=4)
+    tokens = text(2, 10)
     reader = case.shared_model().reader(batch_size=2)
     expected = torch.cat([reader.read(tokens[:, n : n + 4]) for n in (0, 4, 8)], 1)
     for grad in (False, True):
@@ -218,12 +226,15 @@ def test_long_inputs_are_read_in_segments(case: Case) -> None:
 @every_case
 def test_training_is_ours(case: Case) -> None:
     """Two segments with memory carried, one of them padded: loss and every gradient."""
-    model, reference = wrap(case).train(), case.model().train()
+    model = wrap(case).train()
+    reference = case.model().train()
     tokens = text(2, 13)
-    cache, memory = MemspanCache(), None
+    cache = MemspanCache()
+    memory = None
     lengths = torch.tensor([6, 4])
     for start, rows in ((0, None), (6, lengths)):
-        inputs, targets = tokens[:, start : start + 6], tokens[:, start + 1 : start + 7]
+        inputs = tokens[:, start : start + 6]
+        targets = tokens[:, start + 1 : start + 7]
         mask = None if rows is None else (torch.arange(6) < rows[:, None]).long()
         # Random features may be drawn again.
         torch.manual_seed(start)
@@ -240,7 +251,8 @@ def test_training_is_ours(case: Case) -> None:
 
 @pytest.mark.filterwarnings("ignore:`(is_)?gradient_checkpointing:FutureWarning")
 def test_gradient_checkpointing_is_ours_and_changes_nothing() -> None:
-    model, tokens = wrap(ONE_EACH["feedback"]).train(), text(2, 24)
+    model = wrap(ONE_EACH["feedback"]).train()
+    tokens = text(2, 24)
     found = []
     for enable in (model.gradient_checkpointing_disable, model.gradient_checkpointing_enable):
         enable()
@@ -255,7 +267,8 @@ def test_gradient_checkpointing_is_ours_and_changes_nothing() -> None:
 
 def test_losses_are_shifted_masked_and_divided() -> None:
     case = ONE_EACH["compressive"]
-    model, tokens = wrap(case), text(2, 8)
+    model = wrap(case)
+    tokens = text(2, 8)
     logits = model(tokens).logits
     nats = torch.nn.functional.cross_entropy(
         logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), reduction="none"

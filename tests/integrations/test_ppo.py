@@ -25,7 +25,8 @@ def acted(options: ppo.Options, n_windows: int) -> tuple[ppo.Agent, list[ppo.Win
     agent = ppo.Agent(ppo.backbone_of(options), rollouts.observations.shape[1], 4)
     # At first nearly all actions are alike, whatever is remembered.
     torch.nn.init.orthogonal_(agent.actor.weight, 3.0)
-    memory, found = agent.backbone.initial_memory(options.environments), []
+    memory = agent.backbone.initial_memory(options.environments)
+    found = []
     for _ in range(n_windows):
         windows, memory = rollouts.windows(agent, memory, options.window)
         found.append(windows)
@@ -63,7 +64,8 @@ def test_advantages_are_sums_over_what_follows_in_the_episode() -> None:
     found = windows.advantages(after, 0.9, 1.0)
     begins = torch.cat([windows.starts[:, 1:], windows.next_starts[:, None]], 1)
     assert begins.any()
-    expected, total = torch.empty(4, 60), after
+    expected = torch.empty(4, 60)
+    total = after
     for t in reversed(range(60)):
         total = windows.rewards[:, t] + 0.9 * total.where(~begins[:, t], 0)
         expected[:, t] = total - windows.values[:, t]

@@ -91,7 +91,8 @@ def test_one_request_at_fault_fails_alone(
     serve = runpy.run_path(str(EXAMPLE))
     application = serve["application"](run, GREEDY)
     started = threading.Event()
-    generate, batches = memspan.generate, []
+    generate = memspan.generate
+    batches = []
 
     def slow(run: memspan.Run, texts: list[str], **given: Any) -> memspan.Generation:
         batches.append(len(texts))

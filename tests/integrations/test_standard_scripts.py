@@ -162,7 +162,8 @@ def test_trl_trains_on_the_models_own_loss(tmp_path: Path) -> None:
 @pytest.mark.parametrize("change", [-3, 0, 5])
 def test_vocabularies_are_resized(case: Any, change: int, tmp_path: Path) -> None:
     model = wrap(case)
-    tokens, size = text(2, 6), model.config.vocab_size
+    tokens = text(2, 6)
+    size = model.config.vocab_size
     tokens = tokens.clamp(max=size - 4)
     if (cutoffs := case.embedding.cutoffs) and size + change <= cutoffs[-1]:
         with pytest.raises(MemspanError, match="the last cluster"):
@@ -185,7 +186,8 @@ def test_vocabularies_are_resized(case: Any, change: int, tmp_path: Path) -> Non
 @every_case
 def test_hidden_states_make_the_same_logits(case: Any) -> None:
     model = wrap(case)
-    tokens, mask = text(3, 7), torch.ones(3, 7)
+    tokens = text(3, 7)
+    mask = torch.ones(3, 7)
     mask[0, :3] = mask[1, 4:] = 0
     expected = model(tokens, mask)
     head = model.get_output_embeddings()
@@ -220,7 +222,8 @@ def test_classes_are_those_of_the_text_without_padding(side: str, tmp_path: Path
     )
     alone = [model(text(1, n, seed=n)).logits for n in (5, 2)]
     padded = torch.zeros(2, 3, dtype=torch.int64)
-    short, mask = text(1, 2, seed=2), torch.ones(1, 2)
+    short = text(1, 2, seed=2)
+    mask = torch.ones(1, 2)
     parts = [padded[:1], short] if side == "left" else [short, padded[:1]]
     masks = [torch.zeros(1, 3), mask] if side == "left" else [mask, torch.zeros(1, 3)]
     rows = torch.cat([text(1, 5, seed=5), torch.cat(parts, 1)])

@@ -31,7 +31,8 @@ TEXTS: dict[str, tuple[bytes, ...]] = {
 
 def corpus(name: str, folder: Path) -> Path:
     """The text as a file or, if it has several parts, as a folder of files."""
-    parts, path = TEXTS[name], folder / name
+    parts = TEXTS[name]
+    path = folder / name
     if len(parts) == 1:
         path = path.with_suffix(".txt")
         path.write_bytes(parts[0])

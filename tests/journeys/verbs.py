@@ -155,7 +155,8 @@ def train(journey: Journey) -> None:
 
 def resume(journey: Journey) -> None:
     """A run on this text goes on; a converted one begins to."""
-    folder, options = journey.run, []
+    folder = journey.run
+    options = []
     if journey.name == CONVERTED:
         folder = Path(shutil.copytree(folder, journey.folder / "copy"))
         options = ["--data.corpus", journey.corpus(), "--train.segment-length", 16, *SMALL]

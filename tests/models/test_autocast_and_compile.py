@@ -71,11 +71,13 @@ def test_compiles_as_one_graph(name: str) -> None:
     # Tracing takes time for each layer, and they are alike.
     case = CASES[name]
     backbone = dataclasses.replace(case.backbone, n_layers=1)
-    model, gradient = dataclasses.replace(case, backbone=backbone).model(), COMPILED[name]
+    model = dataclasses.replace(case, backbone=backbone).model()
+    gradient = COMPILED[name]
     torch._dynamo.reset()
 
     def run(model: Any) -> tuple[list[Any], list[Tensor]]:
-        memory, outputs = model_memory, []
+        memory = model_memory
+        outputs = []
         for n in range(3):
             outputs.append(model(text(2, 4, n), memory))
             memory = outputs[-1].memory
@@ -139,7 +141,8 @@ class NoFloat64(TorchDispatchMode):
 @pytest.fixture
 def _no_float64(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(nn, "NO_FLOAT64", ("cpu",))
-    mode, to_cpu = NoFloat64(), Tensor.cpu
+    mode = NoFloat64()
+    to_cpu = Tensor.cpu
 
     def cpu(x: Tensor) -> Tensor:
         mode.moved = True
@@ -155,7 +158,8 @@ def _no_float64(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_training_step_without_float64(architecture: str) -> None:
     more = {"positions": "sinusoidal"} if architecture == "fast-weights" else {}
     options = MODELS[architecture](n_layers=1, d_model=8, **more)
-    model, tokens = LanguageModel(11, options), torch.zeros(2, 6, dtype=torch.int64)
+    model = LanguageModel(11, options)
+    tokens = torch.zeros(2, 6, dtype=torch.int64)
     output = model(tokens, targets=tokens)
     output = model(tokens, output.memory.detach(), targets=tokens)
     output.loss.backward()

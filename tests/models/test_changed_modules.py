@@ -162,7 +162,9 @@ def put_in(model: nn.Module, name: str, kind: Callable[..., bool]) -> bool:
 def assert_as_reference(model: LanguageModel) -> None:
     """Model, readers of segments and of single tokens, with targets or without, and training."""
     with torch.no_grad():
-        reader, scorer, memory = model.reader(batch_size=2), model.reader(batch_size=2), None
+        reader = model.reader(batch_size=2)
+        scorer = model.reader(batch_size=2)
+        memory = None
         for n, length in enumerate((1, 3, 1, 1, 2)):
             tokens = text(2, length, n)
             scored = model(tokens, memory, targets=tokens, implementation="reference")
@@ -180,10 +182,13 @@ def assert_as_reference(model: LanguageModel) -> None:
 
 def assert_same_gradients(model: LanguageModel) -> None:
     def gradients(implementation: str | None) -> Sequence[Tensor]:
-        texts, memory, loss = [text(2, 4, n) for n in range(3)], None, torch.zeros(())
+        texts = [text(2, 4, n) for n in range(3)]
+        memory = None
+        loss = torch.zeros(())
         for tokens, targets in pairwise(texts):
             out = model(tokens, memory, targets=targets, implementation=implementation)
-            memory, loss = out.memory, loss + out.losses.sum()
+            memory = out.memory
+            loss = loss + out.losses.sum()
         loss = loss + out.auxiliary_loss
         return torch.autograd.grad(loss, [*model.parameters()], materialize_grads=True)
 
@@ -199,7 +204,8 @@ def assert_same_gradients(model: LanguageModel) -> None:
 @some_cases
 def test_every_module_in_turn(case: Case) -> None:
     """With the kinds of change in turn: that which can be made and was made least recently."""
-    original, kinds = case.model(), [*ON_A_PART, wrapper]
+    original = case.model()
+    kinds = [*ON_A_PART, wrapper]
     turns = [(name, kinds) for name, _ in original.named_modules()]
     turns += [(name, [wrapper]) for name in ("backbone", "embedding", "head")]
     for name, possible in turns:
@@ -230,7 +236,8 @@ def test_dropout_that_is_on_in_evaluation(case: Case) -> None:
 @pytest.mark.parametrize("case", [transformer_xl(), compressive()], ids=["xl", "compressive"])
 def test_changed_modules_are_read_with_another_span(case: Case) -> None:
     """Hooks that change nothing: the same numbers as those of the reader that knows the modules."""
-    tokens, model = text(2, 30), case.model()
+    tokens = text(2, 30)
+    model = case.model()
     options = {"attention_span": "fixed", "clamp_length": 3}
     expected = model.reader(batch_size=2, **options)
     handle = model.backbone.layers[0].register_forward_hook(lambda *_: None)
@@ -256,7 +263,8 @@ def test_implementations_that_take_the_weights_alone_refuse() -> None:
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 @some_cases
 def test_hooks_on_gradients_are_called(case: Case) -> None:
-    model, called = case.model().train(), set()
+    model = case.model().train()
+    called = set()
     # PyTorch refuses one before an activation in place, in a line of its own.
     hooked = {
         name: part
@@ -275,7 +283,8 @@ def test_hooks_on_gradients_are_called(case: Case) -> None:
 @pytest.mark.parametrize("clusters", [(), (4, 7)], ids=["plain", "adaptive"])
 def test_losses_are_those_of_the_logits(clusters: tuple[int, ...]) -> None:
     model = transformer_xl(EmbeddingConfig(cutoffs=clusters)).model()
-    tokens, targets = text(2, 5), text(2, 5, 1)
+    tokens = text(2, 5)
+    targets = text(2, 5, 1)
     wrapper(model, "head")
     losses = F.cross_entropy(model(tokens).logits.mT, targets, reduction="none")
     assert_same(model(tokens, targets=targets).losses, losses, 1e-10, "losses")

@@ -94,7 +94,8 @@ def test_changed_weights_are_refused_at_once(case: Case, change: str) -> None:
 
 
 def test_the_step_of_another_optimiser_changes_nothing() -> None:
-    model, other = transformer_xl().model(), nn.Linear(2, 2)
+    model = transformer_xl().model()
+    other = nn.Linear(2, 2)
     reader = model.reader()
     other(torch.ones(2)).sum().backward()
     torch.optim.AdamW(other.parameters(), fused=True).step()
@@ -109,7 +110,8 @@ def test_inference_mode(case: Case) -> None:
     """Models that were made in it, and readers that read in it and on outside."""
     usual = case.model()
     with torch.inference_mode():
-        made, inside = case.model(), usual.reader()
+        made = case.model()
+        inside = usual.reader()
         inside.read(text(1, 3))
     outside = made.reader()
     outside.read(text(1, 3))
@@ -178,7 +180,8 @@ def test_a_new_reader_reads_by_the_modules_of_now(case: Case, change: str) -> No
     model = case.model()
     reader = model.reader()
     reader.read(text(1, 4))
-    memory, tokens = reader.memory, text(1, 3, 5)
+    memory = reader.memory
+    tokens = text(1, 3, 5)
     LATER[change](model)
     found = model.reader(memory).read(tokens)
     assert_same(found, model(tokens, memory).logits, 1e-10, change)
@@ -213,7 +216,8 @@ def test_writes_through_data_are_the_callers_to_avoid() -> None:
     model = transformer_xl().model()
     reader = model.reader()
     reader.read(text(1, 4))
-    memory, tokens = reader.memory, text(1, 3, 5)
+    memory = reader.memory
+    tokens = text(1, 3, 5)
     for parameter in model.backbone.parameters():
         parameter.data.mul_(1.5)
     assert not reader.is_stale
@@ -225,7 +229,8 @@ def test_writes_through_data_are_the_callers_to_avoid() -> None:
 @torch.no_grad()
 @some_cases
 def test_hooks_are_called_by_readers_made_after_them(case: Case) -> None:
-    model, calls = case.model(), []
+    model = case.model()
+    calls = []
     handle = model.backbone.layers[-1].register_forward_hook(lambda *_: calls.append(1))
     reader = model.reader()
     reader.read(text(1, 1))
@@ -237,7 +242,8 @@ def test_hooks_are_called_by_readers_made_after_them(case: Case) -> None:
 
 @torch.no_grad()
 def test_random_features_and_a_head_of_its_own() -> None:
-    favor, untied = SOME["favor"].model(), SOME["learned"].model()
+    favor = SOME["favor"].model()
+    untied = SOME["learned"].model()
     for model, change in (
         (favor, lambda: favor.backbone.layers[0].attention.projection.mul_(1.5)),
         (untied, lambda: untied.head.tables[0].mul_(1.5)),

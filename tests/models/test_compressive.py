@@ -111,7 +111,8 @@ def test_functions_and_their_gradients(kind: str, rate: int) -> None:
     function = Compression(config).double()
     x = torch.randn(2, 3 * rate, 6, dtype=torch.float64, requires_grad=True)
     parts = [nn.init.normal_(parameter) for parameter in function.parameters()]
-    ours, expected = function(x, None), plain(kind, x, parts, rate)
+    ours = function(x, None)
+    expected = plain(kind, x, parts, rate)
     assert_same(ours, expected, 1e-12, kind)
     if kind == "dilated-convolution":
         assert 2 ** (len(parts[0]) - 1) < rate <= 2 ** len(parts[0])
@@ -124,7 +125,8 @@ def test_functions_and_their_gradients(kind: str, rate: int) -> None:
 def test_most_used_follows_the_attention() -> None:
     """The slots that stay are those with the largest column sums of the first layer's weights."""
     model = compressive(compression="most-used", auxiliary_loss="none", memory_length=4).model()
-    text, before = tokens(2, 4, 3), model(tokens(2, 4, 2)).memory
+    text = tokens(2, 4, 3)
+    before = model(tokens(2, 4, 2)).memory
     weights: list[Tensor] = []
     model.backbone(model.embedding(text), before, attention_weights=weights)
     # Of three compressed slots, then four of memory.
@@ -183,7 +185,8 @@ def test_a_pass_reconstructs_attention_to_what_it_compresses() -> None:
 def test_auto_encoding_loss_is_what_it_says() -> None:
     torch.manual_seed(0)
     decoder = nn.ConvTranspose1d(4, 4, 3, stride=3).double()
-    old, new = torch.randn(2, 6, 4).double(), torch.randn(2, 2, 4).double()
+    old = torch.randn(2, 6, 4).double()
+    new = torch.randn(2, 2, 4).double()
     valid = torch.tensor([[True, True], [False, True]])
     loss = ops.auto_encoding(old, new, decoder.weight, decoder.bias, valid)
     error = (decoder(new.transpose(1, 2)).transpose(1, 2) - old).square().unflatten(1, (2, 3))
@@ -219,11 +222,15 @@ def test_where_gradients_go(kind: str, auxiliary: str, task_gradient: bool) -> N
     everything = {name for name, _ in model.named_parameters()}
     apart = {name for name in everything if ".compression." in name}
     decoders = {name for name in apart if "decoder" in name}
-    memory, task, loss = None, torch.zeros(()), torch.zeros(())
+    memory = None
+    task = torch.zeros(())
+    loss = torch.zeros(())
     for n in range(4):
         # Memory is never detached.
         out = model(tokens(2, 6, n), memory, targets=tokens(2, 6, n + 9))
-        memory, task, loss = out.memory, task + out.losses.mean(), loss + out.auxiliary_loss
+        memory = out.memory
+        task = task + out.losses.mean()
+        loss = loss + out.auxiliary_loss
     assert reached(model, task) == everything - (decoders if task_gradient else apart)
     if auxiliary == "none":
         assert loss == 0

@@ -30,7 +30,8 @@ from readings import assert_memories_equal, every_case, some_memory, text
 def test_deepcopy_and_state_dict(case: Case) -> None:
     """The same model, but one of its own: changing it leaves the first alone, ties included."""
     model = case.shared_model()
-    memory, loaded = some_memory(model, 2), randomise(case.model(), seed=1)
+    memory = some_memory(model, 2)
+    loaded = randomise(case.model(), seed=1)
     expected = model(text(2, 4), memory).logits
     assert loaded.fingerprint() != model.fingerprint()
     loaded.load_state_dict(model.state_dict())
@@ -86,7 +87,8 @@ def test_tied_tensors_stay_tied(
     monkeypatch.setattr(future, "_swap_module_params_on_conversion", conversion == "swap")
     embedding = dataclasses.replace(ADAPTIVE, tie_projections=tie)
     model = transformer_xl(embedding).model()
-    expected, ties = model(text(2, 4)).logits, tied_names(model)
+    expected = model(text(2, 4)).logits
+    ties = tied_names(model)
     names = [name for name, _ in model.named_parameters()]
     found = WAYS[way](model)
     assert tied_names(found) == ties
@@ -100,9 +102,12 @@ def test_tied_tensors_stay_tied(
 def test_safetensors_loads_a_tied_model(tie: Any, wrapped: bool, tmp_path: Path) -> None:
     """As accelerate's ``load_state`` and the Hub's ``from_pretrained`` do: tied tensors are in the file
     once, and torch is to report the other names as missing."""
-    case, path = transformer_xl(dataclasses.replace(ADAPTIVE, tie_projections=tie)), tmp_path / "m"
-    model, other = case.model(), randomise(case.model(), seed=1)
-    ties, put = tied_names(other), nn.Sequential if wrapped else nn.Identity()
+    case = transformer_xl(dataclasses.replace(ADAPTIVE, tie_projections=tie))
+    path = tmp_path / "m"
+    model = case.model()
+    other = randomise(case.model(), seed=1)
+    ties = tied_names(other)
+    put = nn.Sequential if wrapped else nn.Identity()
     safetensors.torch.save_model(put(model), str(path))
     assert safetensors.torch.load_model(put(other), path) == (set(), [])
     assert other.fingerprint() == model.fingerprint()
@@ -119,7 +124,8 @@ def test_safetensors_loads_a_tied_model(tie: Any, wrapped: bool, tmp_path: Path)
 
 @every_case
 def test_memory_files_belong_to_a_model(case: Case, tmp_path: Path) -> None:
-    model, path = case.shared_model(), tmp_path / "memory"
+    model = case.shared_model()
+    path = tmp_path / "memory"
     for memory in (model.initial_memory(2), some_memory(model, 2), model.reader(None, 2).memory):
         memory.save(path, model.fingerprint())
         loaded = type(memory).load(path, model.fingerprint())
@@ -136,7 +142,8 @@ def test_a_memory_of_another_precision(case: Case) -> None:
     model = case.shared_model()
     memory = some_memory(model, 2)
     rounded = memory.to(dtype=torch.float32)
-    out, expected = model(text(2, 3), rounded), model(text(2, 3), memory)
+    out = model(text(2, 3), rounded)
+    expected = model(text(2, 3), memory)
     assert out.logits.dtype == torch.float64
     assert_same(out.logits, expected.logits, 1e-4, "logits")
     assert_same(model.reader(rounded).read(text(2, 3)), out.logits, 1e-6, "reader")
@@ -159,7 +166,9 @@ EMBEDDINGS = {
 @contextmanager
 def unharmed(model: LanguageModel) -> Iterator[None]:
     """Afterwards the model is what it was, and its optimiser trains all that it trained before."""
-    twin, parameters, ties = copy.deepcopy(model), list(model.parameters()), tied_names(model)
+    twin = copy.deepcopy(model)
+    parameters = list(model.parameters())
+    ties = tied_names(model)
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, twin)]
     yield
     assert [id(p) for p in model.parameters()] == [id(p) for p in parameters]
@@ -204,7 +213,8 @@ def row_loss(
 def test_gradients_per_sample(case: Case) -> None:
     """Of every row's loss, all at once. Without clusters, whose indexing vmap does not know."""
     model = dataclasses.replace(case, embedding=EMBEDDINGS["projected"]).model()
-    tokens, targets = text(3, LENGTH), text(3, LENGTH, 1)
+    tokens = text(3, LENGTH)
+    targets = text(3, LENGTH, 1)
     parameters = dict(model.named_parameters())
     losses = model(tokens, targets=targets).losses.sum(1)
     rows = [
@@ -222,7 +232,8 @@ def test_gradients_per_sample(case: Case) -> None:
 def test_several_models_at_once(name: str) -> None:
     """torch's recipe for ensembles, on a model without values."""
     models = [randomise(CASES[name].model(), seed) for seed in (0, 1)]
-    shell, tokens = copy.deepcopy(models[0]).to("meta"), text(2, LENGTH)
+    shell = copy.deepcopy(models[0]).to("meta")
+    tokens = text(2, LENGTH)
 
     def logits(*state: Parameters) -> Tensor:
         options = {"implementation": "reference"}

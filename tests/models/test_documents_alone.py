@@ -51,9 +51,11 @@ def losses_alone(model: LanguageModel, documents: list[np.ndarray]) -> Tensor:
 )
 def test_a_document_is_scored_as_alone(name: str, segment_length: int) -> None:
     """In one stream; without document starts the text is read on."""
-    model, random = CASES[name].model(), np.random.default_rng(0)
+    model = CASES[name].model()
+    random = np.random.default_rng(0)
     documents = [random.integers(VOCABULARY, size=n) for n in LENGTHS]
-    text, starts = np.concatenate(documents), np.cumsum([0, *LENGTHS[:-1]])
+    text = np.concatenate(documents)
+    starts = np.cumsum([0, *LENGTHS[:-1]])
     score = partial(score_tokens, model, text, ByteTokenizer(), segment_length=segment_length)
     alone = losses_alone(model, documents).sum().item()
     assert score(document_starts=starts).nats == pytest.approx(alone, rel=1e-9)
@@ -74,7 +76,8 @@ def test_training_reads_documents_as_alone(tmp_path: Path, monkeypatch: pytest.M
     )
     prepared = prepare(options.data.corpus, "bytes", None)
     state = TrainingState(options, prepared, torch.device("cpu"))
-    model, updater = state.model.eval(), Updater(state)
+    model = state.model.eval()
+    updater = Updater(state)
 
     def expected(split: str) -> Tensor:
         text = prepared.splits[split]
@@ -83,7 +86,8 @@ def test_training_reads_documents_as_alone(tmp_path: Path, monkeypatch: pytest.M
         return losses_alone(model, [text.tokens[low:high] for low, high in pairwise(edges)])
 
     with torch.no_grad():
-        wanted, found = expected("train"), []
+        wanted = expected("train")
+        found = []
         for _ in range(len(wanted) // 7):
             output = updater.read(state.streams.next())
             state.memory = output.memory

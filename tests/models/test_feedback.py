@@ -61,7 +61,8 @@ def test_a_token_sees_exactly_the_span() -> None:
 
 def test_spans_that_are_refused() -> None:
     """In the config, in a new memory, and in a memory that another model made."""
-    model, x = model_of(memory_length=5, max_distance=8), vectors(2, 3)
+    model = model_of(memory_length=5, max_distance=8)
+    x = vectors(2, 3)
     model(x, model.initial_memory(2, memory_length=8))
     long = model_of(memory_length=9).initial_memory(2)
     for says, attempt in (
@@ -111,13 +112,15 @@ def test_a_reader_reads_segments_and_tokens_alike(
         monkeypatch.setattr(feedback_loop, "available", lambda like: False)
     options = {"attention_bias": True, "normalisation": normalisation}
     model = model_of(memory_length=12, dropout=0.1, **options).eval()
-    memory, x = memory_of(model, kind, 3), vectors(3, 90)
+    memory = memory_of(model, kind, 3)
+    x = vectors(3, 90)
     reader = model.reader(memory, 3)
     at = 0
     for n in (20, 20, 3, 1, 30, 8, 7, 1):
         out = model(x[:, at : at + n], memory, implementation="reference")
         assert_same(reader.read(x[:, at : at + n]), out.hidden, 1e-9, f"{n} tokens at {at}")
-        memory, at = out.memory, at + n
+        memory = out.memory
+        at = at + n
         assert_same(reader.memory.vectors, memory.vectors, 1e-9, "vectors")
         assert torch.equal(reader.memory.length, memory.length)
         assert torch.equal(reader.memory.tokens_seen, memory.tokens_seen)
@@ -130,7 +133,8 @@ def test_memory_does_not_grow_without_bound() -> None:
         with torch.no_grad():
             for layer in model.layers:
                 layer.output.weight.mul_(5)
-            out, memory = model(vectors(1, 300)), model.initial_memory(1)
+            out = model(vectors(1, 300))
+            memory = model.initial_memory(1)
             largest = out.memory.vectors.abs().max()
             reader = model.reader(memory, 1)
             assert_same(reader.read(vectors(1, 300)), out.hidden, 1e-6, "reader")
@@ -139,7 +143,8 @@ def test_memory_does_not_grow_without_bound() -> None:
 
 @torch.no_grad()
 def test_a_call_that_could_not_be_prepared_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x = model_of().eval(), vectors(2, 8)
+    model = model_of().eval()
+    x = vectors(2, 8)
     reader = model.reader(None, 2)
     reader.read(x[:, :5])
 

@@ -34,7 +34,9 @@ VALUES: dict[Any, Sequence[object]] = {
 }
 """What options of these types are set to; integers also to one more than they are."""
 
-POST, NO_NORM, ONE_LAYER = {"normalisation": "post"}, {"final_norm": False}, {"n_layers": 1}
+POST = {"normalisation": "post"}
+NO_NORM = {"final_norm": False}
+ONE_LAYER = {"n_layers": 1}
 LEARNED = {"positions": "learned", "max_distance": 40}
 SPANS = {"adaptive_span": 1e-3, "max_distance": 9, "span_ramp": 2}
 FAVOR = {"feature_map": "favor"}
@@ -118,11 +120,13 @@ def equal(one: Tensor, other: Tensor) -> bool:
     "config", [*CONFIGS.values(), EmbeddingConfig()], ids=lambda config: type(config).__name__
 )
 def test_an_option_counts_if_it_changes_the_function(config: Any) -> None:
-    tried, wrong = set(), []
+    tried = set()
+    wrong = []
     for base, change in changes(config):
         try:
             before = dataclasses.replace(config, **base)
-            one, other = model_of(before), model_of(dataclasses.replace(before, **change))
+            one = model_of(before)
+            other = model_of(dataclasses.replace(before, **change))
         except MemspanError:
             continue
         tried |= change.keys()

@@ -24,10 +24,12 @@ from memspan.models import LanguageModel
 from memspan.ops.fast_weights import compiled as delta_rule_loop
 from readings import text
 
-TOLERANCE, SMALL = 1e-4, 1e-3
+TOLERANCE = 1e-4
+SMALL = 1e-3
 ROUNDING = 1e-6
 """Relative: what float32 leaves of a state after some layers."""
-ROWS, LENGTH = 4, 12
+ROWS = 4
+LENGTH = 12
 
 # Attention normalisation divides by what may be small, with every map differently.
 MORE = {
@@ -85,7 +87,8 @@ def errors(found: Gradients, exact: Gradients) -> dict[str, float]:
 
 def moved(model: LanguageModel, by: float) -> LanguageModel:
     """The same model with all weights changed by a relative ``by``, one way or the other."""
-    generator, state = torch.Generator().manual_seed(0), {}
+    generator = torch.Generator().manual_seed(0)
+    state = {}
     for name, tensor in model.state_dict().items():
         signs = torch.randint(2, tensor.shape, generator=generator) * 2 - 1
         state[name] = tensor * (1 + by * signs) if tensor.is_floating_point() else tensor
@@ -120,7 +123,8 @@ def test_every_parameter_has_its_gradient_in_float32(
             break
     else:
         raise AssertionError("no text without kinks and ties")
-    model, wrong = model.float(), {}
+    model = model.float()
+    wrong = {}
     for implementation in ("reference", *fast):
         for parameter, error in errors(gradients(model, *given, implementation), exact).items():
             # Not `>`: a NaN has to fail.

@@ -35,14 +35,17 @@ def by_hand(part: GatedDeltaRule, xs: Tensor, matrices: Tensor, inputs: Tensor) 
     S the transpose of a memory's matrix.
     """
     config = part.config
-    width, served = config.head_width, config.value_heads // config.n_heads
+    width = config.head_width
+    served = config.value_heads // config.n_heads
     projected = torch.cat([f(xs) for f in (part.query, part.key, part.value)], -1)
-    seen, outputs = torch.cat([inputs, projected]), []
+    seen = torch.cat([inputs, projected])
+    outputs = []
     states = [s.T for s in matrices]
     for t, x in enumerate(xs):
         taps = [part.convolution[:, i] * seen[t + i] for i in range(config.convolution)]
         q, k, v = F.silu(torch.stack(taps).sum(0)).split(config.widths)
-        gate, read = F.silu(part.output_gate.weight @ x), []
+        gate = F.silu(part.output_gate.weight @ x)
+        read = []
         for h in range(config.value_heads):
             at = slice(h // served * width, (h // served + 1) * width)
             q_h, k_h = (u[at] / (u[at] @ u[at] + 1e-6).sqrt() for u in (q, k))

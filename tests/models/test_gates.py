@@ -18,7 +18,9 @@ Weights = dict[str, Tensor]
 
 def gate(x: Tensor, branch: Tensor, w: Weights, name: str) -> Tensor:
     """By the six matrices W_r, W_z, W_g, U_r, U_z, U_g."""
-    y, u_g, b = branch.clamp(min=0), w[f"{name}.of_reset_stream.weight"], w[f"{name}.bias"]
+    y = branch.clamp(min=0)
+    u_g = w[f"{name}.of_reset_stream.weight"]
+    b = w[f"{name}.bias"]
     w_r, w_z, w_g = w[f"{name}.of_branch.weight"].chunk(3)
     u_r, u_z = w[f"{name}.of_stream.weight"].chunk(2)
     r = 1 / (1 + torch.exp(-(y @ w_r.T + x @ u_r.T)))

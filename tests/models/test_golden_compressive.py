@@ -96,9 +96,15 @@ def check_meta(g: Golden, _: Path) -> None:
     compressed slots, one for ``c`` queries; these overlap with memory, since what is compressed is
     the oldest part of the window; one position table for all layers and heads, farthest first.
     """
-    c, w, dtype = g.config, g.leaves(), g.dtype
-    batch, n_layers, n_heads, rate = c["batch"], c["nlayers"], c["nheads"], c["compress_rate"]
-    n_slots, window = c["compress_size"] // rate, c["attn_lim"]
+    c = g.config
+    w = g.leaves()
+    dtype = g.dtype
+    batch = c["batch"]
+    n_layers = c["nlayers"]
+    n_heads = c["nheads"]
+    rate = c["compress_rate"]
+    n_slots = c["compress_size"] // rate
+    window = c["attn_lim"]
     memory = [torch.zeros(batch, window, c["hid_sz"], dtype=dtype)] * n_layers
     compressed = [torch.zeros(batch, n_slots, c["hid_sz"], dtype=dtype)] * n_layers
     for i in g.segments:
@@ -112,7 +118,8 @@ def check_meta(g: Golden, _: Path) -> None:
             here = f"layers.{n}"
             steps = torch.cat([memory[n], h], 1)
             slots = torch.cat([compressed[n], ops.mean_pooling(steps[:, :length], rate)], 1)
-            memory[n], compressed[n] = steps[:, -window:].detach(), slots[:, -n_slots:].detach()
+            memory[n] = steps[:, -window:].detach()
+            compressed[n] = slots[:, -n_slots:].detach()
             seen = (slots, steps, h)
             if c["pre_norm"]:
                 seen = tuple(norm(t, w, f"{here}.norm1") for t in seen)
@@ -151,14 +158,20 @@ def check_lucidrains(g: Golden, _: Path) -> None:
     loss is a mean over layers; and from the first compression on, the projections of keys and
     values get no gradient any more, a fault that the recorded gradients show.
     """
-    c, w, dtype = g.config, g.leaves(), g.dtype
-    n_layers, n_heads, rate = c["depth"], c["heads"], c["cmem_ratio"]
+    c = g.config
+    w = g.leaves()
+    dtype = g.dtype
+    n_layers = c["depth"]
+    n_heads = c["heads"]
+    rate = c["cmem_ratio"]
     empty = torch.zeros(c["batch"], 0, c["dim"], dtype=dtype)
-    memory, compressed = [empty] * n_layers, [empty] * n_layers
+    memory = [empty] * n_layers
+    compressed = [empty] * n_layers
     for i in g.segments:
         tokens = g.input(f"seg{i}.tokens")
         trained = g[f"f64.seg{i}.to_kv_requires_grad_after"].tolist()
-        length, old_length = tokens.shape[1], memory[0].shape[1] + compressed[0].shape[1]
+        length = tokens.shape[1]
+        old_length = memory[0].shape[1] + compressed[0].shape[1]
         mask = torch.arange(old_length + length) <= torch.arange(length)[:, None] + old_length
         # Row total - 1 - d is for distance d.
         nearest = old_length + c["seq_len"]
@@ -166,7 +179,8 @@ def check_lucidrains(g: Golden, _: Path) -> None:
         auxiliary = torch.zeros((), dtype=dtype)
         h = F.embedding(tokens, w["token_emb.weight"])
         if c["enhanced_recurrence"]:
-            memory, compressed = memory[1:] + memory[:1], compressed[1:] + compressed[:1]
+            memory = memory[1:] + memory[:1]
+            compressed = compressed[1:] + compressed[:1]
         for n in range(n_layers):
             here = f"attn_layers.{n}.fn.fn"
             x = norm(h, w, f"attn_layers.{n}.fn.norm")
@@ -180,7 +194,8 @@ def check_lucidrains(g: Golden, _: Path) -> None:
             split = max(0, steps.shape[1] - c["mem_len"])
             if length == c["seq_len"]:
                 seen = memory[n].shape[1]
-                old, memory[n] = steps[:, :split], steps[:, split:]
+                old = steps[:, :split]
+                memory[n] = steps[:, split:]
                 old = F.pad(old, (0, 0, old.shape[1] % rate, 0))
                 old = old[:, : old.shape[1] // rate * rate]
                 if old.shape[1] and c["cmem_len"] > 0:
@@ -194,7 +209,8 @@ def check_lucidrains(g: Golden, _: Path) -> None:
                         t[:, :, t.shape[2] - length - seen : t.shape[2] - length].detach()
                         for t in (k, v)
                     )
-                    new_k, new_v = heads(new_k, n_heads), heads(new_v, n_heads)
+                    new_k = heads(new_k, n_heads)
+                    new_v = heads(new_v, n_heads)
                     q = q.detach()
                     attend = F.scaled_dot_product_attention
                     loss = F.mse_loss(attend(q, new_k, new_v), attend(q, old_k, old_v))

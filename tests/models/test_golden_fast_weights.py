@@ -74,7 +74,8 @@ def check_first_layer(g: Golden, model: FastWeights, x: Tensor) -> None:
 
 def check_segments(g: Golden, model: FastWeights, x: Tensor) -> None:
     """Their token-wise form, its state kept: our segments, and our reader token by token."""
-    memory, reader = model.initial_memory(len(x)), model.reader(None, len(x))
+    memory = model.initial_memory(len(x))
+    reader = model.reader(None, len(x))
     for i, segment in enumerate(x.split(g.config["segments"], 1)):
         output = model(segment, memory)
         memory = output.memory
@@ -96,8 +97,10 @@ def test_fla(path: Path, implementation: str) -> None:
 
 
 def check_rule(g: Golden, implementation: str) -> None:
-    c, names = g.config, [n.removeprefix("in.") for n in g.tensors if n.startswith("in.")]
-    delta, given = "beta" in names, {n: g.input(n) for n in names}
+    c = g.config
+    names = [n.removeprefix("in.") for n in g.tensors if n.startswith("in.")]
+    delta = "beta" in names
+    given = {n: g.input(n) for n in names}
     leaves = {n: t.requires_grad_() for n, t in given.items() if not n.startswith("w_")}
 
     # The delta rule's layout is [B, H, T, K], linear attention's [B, T, H, K].
@@ -116,7 +119,8 @@ def check_rule(g: Golden, implementation: str) -> None:
         ones = torch.cat([v, torch.ones_like(v[..., :1])], -1)
         start = torch.cat([state, z.squeeze(1)[..., None]], -1)
         y, after = sum_rule(q, k, ones, start, implementation=implementation)
-        y, state = y[..., :-1] / (y[..., -1:] + 1e-10), after[..., :-1]
+        y = y[..., :-1] / (y[..., -1:] + 1e-10)
+        state = after[..., :-1]
         g.check("final_z", after[..., -1][:, None])
     else:
         y, state = sum_rule(q, k, v, state, implementation=implementation)
@@ -161,7 +165,8 @@ def test_idsia(path: Path, implementation: str) -> None:
 
 
 def check_layer(g: Golden, layer: IDSIALayer) -> None:
-    inputs, states = [g.input(f"seg{i}.h").requires_grad_() for i in g.segments], []
+    inputs = [g.input(f"seg{i}.h").requires_grad_() for i in g.segments]
+    states = []
     for i, h in enumerate(inputs):
         out = layer(batch_first(h)).transpose(0, 1)
         states.append(layer.state)
@@ -197,7 +202,9 @@ class IDSIALayer:
 
     def __init__(self, g: Golden, implementation: str) -> None:
         self.config = config = g.config
-        self.golden, self.name, self.parameters = g, config["cls"], g.leaves()
+        self.golden = g
+        self.name = config["cls"]
+        self.parameters = g.leaves()
         self.options: dict[str, Any] = {"implementation": implementation}
         self.recurrent = self.name.startswith("Cuda")
         self.delta = self.recurrent and "Sum" not in self.name
@@ -226,7 +233,8 @@ class IDSIALayer:
 
     def heads(self, h: Tensor, normed: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Queries, keys, values ``[B, H, T, K]`` and beta ``[B, H, T]``."""
-        n, width = self.config["n_head"], self.config["d_head"]
+        n = self.config["n_head"]
+        width = self.config["d_head"]
         if not self.recurrent:
             q = F.linear(h, self.parameters["q_net.weight"])
             k, v = F.linear(normed, self.parameters["kv_net.weight"]).chunk(2, -1)
@@ -247,16 +255,20 @@ class IDSIALayer:
     def recur(self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None) -> Tensor:
         """Memory carried, no gradient through it. The quadratic layers give the same sums, of scaled
         scores, with every sequence by itself."""
-        scale, started = self.config["d_head"] ** -0.5, self.recurrent and self.state.numel() > 0
+        scale = self.config["d_head"] ** -0.5
+        started = self.recurrent and self.state.numel() > 0
         if not started:
             self.state = v.new_zeros(*q.shape[:2], q.shape[3], v.shape[3])
             self.key_sum = self.state[..., 0]
         if not self.recurrent:
-            q, scale = q * scale, 1.0
+            q = q * scale
+            scale = 1.0
         elif self.sums_to_one:
             # Without an epsilon.
-            q, k = sum_to_one(q, 0.0), sum_to_one(k, 0.0)
-        state, key_sum = self.state.detach(), self.key_sum.detach()[..., None]
+            q = sum_to_one(q, 0.0)
+            k = sum_to_one(k, 0.0)
+        state = self.state.detach()
+        key_sum = self.key_sum.detach()[..., None]
         ones = torch.ones_like(v[..., :1])
         z_q, after = sum_rule(q, k, ones, key_sum, **self.options)
         if self.divided and beta is not None and "Norm" in self.name:

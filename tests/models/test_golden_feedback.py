@@ -83,7 +83,8 @@ def check_labml(g: Golden, folder: Path) -> None:
         # Only the reference, which comes first, calls them.
         for hook in hooks:
             hook.remove()
-        hidden, vectors = out.hidden.transpose(0, 1), out.memory.vectors.transpose(0, 1)
+        hidden = out.hidden.transpose(0, 1)
+        vectors = out.memory.vectors.transpose(0, 1)
         g.check("out", hidden)
         g.check("memory_seen_at_last_step", vectors[-len(x) : -1])
         keys, values = backbone.project(vectors)
@@ -111,7 +112,8 @@ def check_meta(g: Golden, _: Path) -> None:
     if c.get("adapt_span", False):
         pytest.skip("adaptive spans are another model")
     theirs = g.leaves()
-    span, shared = c["attn_lim"], c["share_proj_kv"]
+    span = c["attn_lim"]
+    shared = c["share_proj_kv"]
     model = LanguageModel(
         c["vocab_sz"],
         FeedbackConfig(
@@ -135,7 +137,8 @@ def check_meta(g: Golden, _: Path) -> None:
         f"{b}layer_weights": theirs["single_memory_attn_params"].squeeze(0),
     } | linear(f"{b}final_norm", theirs, "out_norm")
     for n in range(c["nlayers"]):
-        here, there = f"{b}layers.{n}", f"layers.{n}"
+        here = f"{b}layers.{n}"
+        there = f"layers.{n}"
         ours |= linear(f"{here}.query", theirs, f"{there}.attn.proj_query")
         ours |= linear(f"{here}.output", theirs, f"{there}.attn.proj_out")
         # [1, K, S], the oldest first, to [S, H, K], the nearest first.
@@ -152,7 +155,8 @@ def check_meta(g: Golden, _: Path) -> None:
         ours |= linear(f"{b}value.{n}", theirs, f"layers.{n}.attn.proj_val")
 
     give(model, ours)
-    backbone, norms = model.backbone, [layer.attention_norm for layer in model.backbone.layers]
+    backbone = model.backbone
+    norms = [layer.attention_norm for layer in model.backbone.layers]
     project = backbone.project
 
     def project_normalised(m: Tensor) -> tuple[list[Tensor], list[Tensor]]:
@@ -182,7 +186,8 @@ class Gated(nn.Module):
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
-        self.inner, self.outer = nn.Linear(d_model, 8 * d_model), nn.Linear(4 * d_model, d_model)
+        self.inner = nn.Linear(d_model, 8 * d_model)
+        self.outer = nn.Linear(4 * d_model, d_model)
 
     def forward(self, x: Tensor) -> Tensor:
         a, b = self.inner(x).chunk(2, -1)
@@ -233,7 +238,9 @@ def check_lucidrains(g: Golden, _: Path) -> None:
     if backbone.layer_weights is not None:
         ours[f"{b}layer_weights"] = theirs["layer_weight"]
     for n in range(c["depth"]):
-        here, attention, ff = f"{b}layers.{n}", f"layers.{n}.0.fn.fn", f"layers.{n}.1.fn"
+        here = f"{b}layers.{n}"
+        attention = f"layers.{n}.0.fn.fn"
+        ff = f"layers.{n}.1.fn"
         ours |= linear(f"{here}.query", theirs, f"{attention}.fn.to_q")
         ours |= linear(f"{here}.output", theirs, f"{attention}.fn.to_out")
         ours |= linear(f"{here}.attention_norm", theirs, f"{attention}.norm")

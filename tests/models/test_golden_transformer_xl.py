@@ -100,7 +100,10 @@ def check_model(g: Golden, folder: Path) -> None:
 
 def check_attention(g: Golden, _: Path) -> None:
     c = g.config
-    n_heads, p, n_queries, n_keys = c["heads"], c["P"], c["q_len"], c["k_len"]
+    n_heads = c["heads"]
+    p = c["P"]
+    n_queries = c["q_len"]
+    n_keys = c["k_len"]
     width = c["d_model"] // n_heads
     past = torch.arange(n_keys) <= torch.arange(n_keys - n_queries, n_keys)[:, None]
     mask = g.input("mask").bool().permute(2, 0, 1)
@@ -117,7 +120,9 @@ def check_attention(g: Golden, _: Path) -> None:
     for implementation in ("sdpa", "reference", "fused"):
         w = g.leaves()
         query, keys = (g.input(name).requires_grad_() for name in ("query", "key_value"))
-        q, k, v = heads(query, w, "query"), heads(keys, w, "key"), heads(keys, w, "value")
+        q = heads(query, w, "query")
+        k = heads(keys, w, "key")
+        v = heads(keys, w, "value")
         positions = Positions(
             w["key_pos_embeddings"][table_rows].transpose(0, 1),
             w["key_pos_bias"][table_rows].t(),

@@ -56,7 +56,8 @@ def test_every_parameter_has_its_scale(case: Case) -> None:
         if kind(name) == "bias":
             assert not parameter.any(), name
             continue
-        of_kind, terms = kind(name), parameter.shape[-1]
+        of_kind = kind(name)
+        terms = parameter.shape[-1]
         terms *= {"residual": 2 * case.backbone.n_layers, "position": 1 / 2}.get(of_kind, 1)
         terms = 1 if of_kind.startswith("position-") else terms
         found = parameter.std().item() * math.sqrt(terms)

@@ -86,7 +86,8 @@ def test_cuts(
     """One call, any segments, or token by token: the same logits and the same memory, or where cuts
     matter by design, as many valid slots, which cover the same tokens."""
     tokens, lengths = drawn
-    model, tol = case.shared_model(dtype), TOLERANCE[dtype]
+    model = case.shared_model(dtype)
+    tol = TOLERANCE[dtype]
     start = some_memory(model, len(tokens)) if carried else model.initial_memory(len(tokens))
     whole, memory = read(model, tokens, [tokens.shape[1]], start)
     assert torch.equal(memory.tokens_seen, start.tokens_seen + tokens.shape[1])
@@ -110,7 +111,9 @@ def test_rows(
     """In another order, beside rows that are reset: each as it reads alone, after its own memory or,
     where it is reset, after none."""
     tokens, lengths = drawn
-    model, tol, numbers = case.shared_model(dtype), TOLERANCE[dtype], range(len(tokens))
+    model = case.shared_model(dtype)
+    tol = TOLERANCE[dtype]
+    numbers = range(len(tokens))
     order = data.draw(st.permutations(numbers), label="order")
     forgotten = data.draw(st.sets(st.sampled_from(numbers), min_size=1), label="forgotten")
     before = some_memory(model, len(tokens))
@@ -130,10 +133,12 @@ def test_rows(
 @every_case
 def test_bounded_memory(case: Case) -> None:
     """Same size before the first token and ever after; no view pins a larger buffer."""
-    model, rows = case.shared_model(), 2
+    model = case.shared_model()
+    rows = 2
     memory = model.initial_memory(rows)
     reader = model.reader(memory)
-    size, largest = memory.nbytes, 0
+    size = memory.nbytes
+    largest = 0
     for n in range(10):
         memory = model(text(rows, 3, n), memory).memory
         reader.read(text(rows, 3, n))
@@ -175,7 +180,8 @@ def test_purity(case: Case, drawn: tuple[Tensor, list[int]]) -> None:
 def test_gradients_reach_every_parameter(case: Case) -> None:
     """Three segments, back-propagated through: nothing is left without a gradient, or with a NaN."""
     model = case.model().train()
-    memory, total = None, torch.zeros((), dtype=torch.float64)
+    memory = None
+    total = torch.zeros((), dtype=torch.float64)
     for n in range(3):
         out = model(text(4, 6, n), memory, targets=text(4, 6, n + 9))
         assert out.logits is None
@@ -215,9 +221,11 @@ def test_gradients_of_a_whole_model(case: Case) -> None:
 @every_case
 def test_losses_are_those_of_the_logits(case: Case) -> None:
     tokens = text(3, 7)
-    model, targets = case.shared_model(), (tokens * 3 + 1) % VOCABULARY
+    model = case.shared_model()
+    targets = (tokens * 3 + 1) % VOCABULARY
     memory = some_memory(model, len(tokens))
-    plain, scored = model(tokens, memory), model(tokens, memory, targets=targets)
+    plain = model(tokens, memory)
+    scored = model(tokens, memory, targets=targets)
     chosen = plain.logits.log_softmax(-1).gather(-1, targets[..., None])[..., 0]
     assert_same(scored.losses, -chosen, 1e-9, "losses")
     assert_memories_equal(scored.memory, plain.memory)

@@ -40,7 +40,8 @@ def everything(
     and the gradients of all these."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(3, sum(CUTS), 8, generator=generator, dtype=torch.float64).requires_grad_()
-    memory, found = None, {}
+    memory = None
+    found = {}
     for n, segment in enumerate(x.split(CUTS, 1)):
         y, memory, loss = read(segment, memory)
         found |= {f"output {n}": y, f"auxiliary loss {n}": loss}
@@ -81,7 +82,8 @@ def test_a_stack_of_one_reads_as_its_layer(name: str) -> None:
 def test_layers_are_the_stack_and_carry_its_weights(kind: str, tied: bool) -> None:
     """Weights go from a stack's layers to layers outside, and back; tied biases stay one tensor."""
     case = CASES[ONE_OF_EACH[kind]].with_options(n_layers=3, tie_position_biases=tied)
-    backbone, other = case.model().backbone, randomise(case.model(), seed=5).backbone
+    backbone = case.model().backbone
+    other = randomise(case.model(), seed=5).backbone
     outside = []
     for inside in backbone.layers:
         assert type(inside) is KINDS[kind][0]
@@ -114,7 +116,8 @@ def test_rows_are_independent_streams(kind: str, whole: bool) -> None:
     x = torch.randn(3, 5, 8, dtype=torch.float64, requires_grad=True)
     _, memory, *_ = layer(x)
     kept = {field: tensor.clone() for field, tensor in memory.tensors().items()}
-    after, new = layer(x, memory)[0], layer(x)[0]
+    after = layer(x, memory)[0]
+    new = layer(x)[0]
     assert not torch.allclose(after, new)
     reset = layer(x, memory.reset([False, True, False]))[0]
     assert_same(reset, torch.stack([after[0], new[1], after[2]]), 1e-12, "reset")
@@ -137,7 +140,8 @@ def test_sums_stay_in_float32(kind: str) -> None:
 @made
 @each_kind
 def test_misfits_are_refused_in_one_line(kind: str, whole: bool) -> None:
-    layer, x = make(kind, whole), torch.zeros(2, 3, 8)
+    layer = make(kind, whole)
+    x = torch.zeros(2, 3, 8)
     memory: Any = layer.initial_memory(2)
     of_a_model = CASES["fast-delta"].shared_model().initial_memory(2)
     form = r"x must be \[B, T, 8\] with at least one token, not "

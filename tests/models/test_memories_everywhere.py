@@ -36,8 +36,10 @@ ROWS = (0, 1, 2, 5)
 
 def origins(model: LanguageModel, rows: int, path: Path) -> Iterator[tuple[str, Memory]]:
     """Each way in which a memory of so many rows comes about."""
-    tokens, every = text(rows, 6), list(range(rows))
-    read, larger = model(tokens).memory, model(text(2 * rows + 1, 6)).memory
+    tokens = text(rows, 6)
+    every = list(range(rows))
+    read = model(tokens).memory
+    larger = model(text(2 * rows + 1, 6)).memory
     starts = torch.zeros(rows, 6, dtype=torch.bool)
     starts[:, 3] = True
     yield "initial", model.initial_memory(rows)
@@ -135,7 +137,8 @@ def test_a_memory_survives_whatever_is_done_with_it(name: str, rows: int, tmp_pa
 @pytest.mark.parametrize("made", ["memory", "initial", "reader"])
 def test_training_goes_on_from_inference_mode(name: str, rows: int, made: str) -> None:
     """With the gradients that the same memory gives that was made outside."""
-    model, tokens = CASES[name].model(torch.float32), text(rows, 4)
+    model = CASES[name].model(torch.float32)
+    tokens = text(rows, 4)
 
     def memory() -> Memory:
         reader = model.reader(batch_size=rows)
@@ -179,7 +182,8 @@ def test_a_window_survives_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_memory_may_have_any_strides(name: str, rows: int) -> None:
     """As what others compute, slice or transpose has: steps in C take their own."""
-    model, token = CASES[name].shared_model(torch.float32), text(rows, 1)
+    model = CASES[name].shared_model(torch.float32)
+    token = text(rows, 1)
     memory = model(text(rows, 6)).memory
     expected = model(token, memory).logits
     for strided in (
@@ -187,7 +191,8 @@ def test_a_memory_may_have_any_strides(name: str, rows: int) -> None:
         memory.map(lambda t: t.repeat_interleave(2, 0)[::2]),
         memory.map(lambda t: t.transpose(0, -1).contiguous().transpose(0, -1)),
     ):
-        reader, another = model.reader(strided), model.reader(batch_size=rows)
+        reader = model.reader(strided)
+        another = model.reader(batch_size=rows)
         another.replace(list(range(rows)), strided)
         for found in (model(token, strided).logits, reader.read(token), another.read(token)):
             torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
@@ -308,7 +313,9 @@ def test_rows_are_picked_by_any_integer() -> None:
 @pytest.mark.hardening
 @each
 def test_file_objects_and_rows_of_files(name: str, tmp_path: Path) -> None:
-    model, file, path = CASES[name].shared_model(), io.BytesIO(), tmp_path / "m.memory"
+    model = CASES[name].shared_model()
+    file = io.BytesIO()
+    path = tmp_path / "m.memory"
     memory = model(text(3, 4)).memory.detach()
     memory.save(file, model.fingerprint())
     memory.save(path, model.fingerprint())
@@ -343,7 +350,9 @@ def test_file_objects_and_rows_of_files(name: str, tmp_path: Path) -> None:
 def test_padding_may_hold_anything(name: str) -> None:
     """Ids outside the vocabulary, too, and as targets."""
     model = CASES[name].shared_model()
-    lengths, tokens, memory = [4, 0, 2], text(3, 4), model(text(3, 4)).memory
+    lengths = [4, 0, 2]
+    tokens = text(3, 4)
+    memory = model(text(3, 4)).memory
     for padding in ("right", "left"):
         own = torch.arange(4) < torch.tensor(lengths)[:, None]
         own = own if padding == "right" else own.flip(1)

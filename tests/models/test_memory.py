@@ -123,7 +123,8 @@ def test_reset_empties_the_marked_rows(mask: list[bool] | Tensor) -> None:
 @pytest.mark.parametrize(("kind", "dtype"), [(str, torch.float64), (Path, torch.bfloat16)])
 def test_save_and_load(tmp_path: Path, dtype: torch.dtype, kind: type) -> None:
     """Fields may be one tensor (an empty memory's counts), a view, or part of a graph."""
-    path, counts = tmp_path / "folder" / "book.memory", torch.tensor([0, 0])
+    path = tmp_path / "folder" / "book.memory"
+    counts = torch.tensor([0, 0])
     hidden = torch.randn(4, 2, 4, 3, requires_grad=True)[::2].transpose(2, 3)
     m = TransformerXLMemory(tokens_seen=counts, hidden=hidden, length=counts).to(dtype)
     m.save(kind(path), FINGERPRINT)
@@ -172,7 +173,8 @@ def test_another_models_memory_is_refused(tmp_path: Path) -> None:
 
 
 def test_foreign_files_are_neither_read_nor_overwritten(tmp_path: Path) -> None:
-    path, link = tmp_path / "m", tmp_path / "link"
+    path = tmp_path / "m"
+    link = tmp_path / "link"
     link.symlink_to(tmp_path / "nowhere")
     assert "missing" in refused(path)
     assert "missing" in refused(tmp_path)

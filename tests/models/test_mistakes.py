@@ -49,10 +49,13 @@ def damaged(memory: Memory) -> Iterator[tuple[Memory, str]]:
 def test_tokens_targets_starts_and_lengths(name: str) -> None:
     """By the model and by its reader."""
     model = CASES[name].shared_model()
-    memory, reader = model.initial_memory(2), model.reader(batch_size=2)
-    bad, starts = TOKENS.clone(), torch.zeros(2, 3, dtype=torch.bool)
+    memory = model.initial_memory(2)
+    reader = model.reader(batch_size=2)
+    bad = TOKENS.clone()
+    starts = torch.zeros(2, 3, dtype=torch.bool)
     bad[1, 2] = VOCABULARY
-    wanted, outside = "tokens must be an int64 tensor [rows, length], not ", "is not in the vocab"
+    wanted = "tokens must be an int64 tensor [rows, length], not "
+    outside = "is not in the vocab"
     for given, said in (
         (bad, f"token {VOCABULARY} in row 1, column 2 {outside}"),
         (TOKENS - 1, f"token -1 in row 0, column 0 {outside}"),
@@ -94,7 +97,8 @@ def test_tokens_targets_starts_and_lengths(name: str) -> None:
 def test_vectors_and_memories(name: str) -> None:
     """Of others, in whole passes and in readers, by backbones and by language models."""
     model = CASES[name].shared_model()
-    backbone, memory = model.backbone, model.initial_memory(2)
+    backbone = model.backbone
+    memory = model.initial_memory(2)
     d = backbone.config.d_model
     x = torch.zeros(2, 3, d, dtype=torch.float64)
     vectors = backbone.reader(memory, 2)
@@ -145,7 +149,8 @@ def test_rows_of_memories_and_of_readers(name: str) -> None:
     """What is refused changes nothing."""
     model = CASES[name].shared_model()
     reader, expected = (model.reader(model(TOKENS).memory) for _ in range(2))
-    memory, one = model.initial_memory(2), model.initial_memory(1)
+    memory = model.initial_memory(2)
+    one = model.initial_memory(1)
     another = CASES["lstm" if name != "lstm" else "feedback"].shared_model().initial_memory(1)
     for mask, said in (
         ([0.5, 1.0], "needs one bool per row, [2], not"),
@@ -189,7 +194,8 @@ def test_readers_are_not_copied(name: str) -> None:
 
 
 def test_a_model_is_made_of_options() -> None:
-    make, config = partial(LanguageModel, 256), LSTMConfig()
+    make = partial(LanguageModel, 256)
+    config = LSTMConfig()
     backbone = "the backbone must be a config, such as TransformerXLConfig(), not "
     refused(f"{backbone}{{}}", lambda: make({}))
     refused(f"{backbone}<class '", lambda: make(LSTMConfig))

@@ -20,7 +20,8 @@ from memspan.errors import NonFiniteError
 from memspan.memory import Memory
 from readings import some_memory, text
 
-ROWS, CUTS = 3, (2, 1)
+ROWS = 3
+CUTS = (2, 1)
 Outputs = dict[str, Tensor]
 
 
@@ -47,7 +48,8 @@ class Run:
 
     def __init__(self, case: Case, dtype: torch.dtype) -> None:
         model = case.model(dtype)
-        self.backbone, self.memory = model.backbone, some_memory(model, ROWS)
+        self.backbone = model.backbone
+        self.memory = some_memory(model, ROWS)
         self.x = model.embedding(text(ROWS, sum(CUTS)))
         named = dict(self.backbone.named_parameters()) | floats(self.memory) | {"input": self.x}
         # All layers run the same code, and what the first one says goes through all of them.
@@ -55,7 +57,9 @@ class Run:
         self.numbers = {n: t for n, t in named.items() if t.any()}
 
     def model(self, implementation: str) -> Outputs:
-        memory, hidden, losses = self.memory, [], []
+        memory = self.memory
+        hidden = []
+        losses = []
         for part in self.x.split(CUTS, 1):
             out = self.backbone(part, memory, implementation=implementation)
             hidden.append(out.hidden)
@@ -83,8 +87,10 @@ class Run:
 @pytest.mark.parametrize("name", CASES)
 @torch.no_grad()
 def test_nan_reaches_all_that_depends_on_it(name: str) -> None:
-    exact, run = Run(CASES[name], torch.float64), Run(CASES[name], torch.float32)
-    ways, find = run.ways(), exact.ways()["reference"]
+    exact = Run(CASES[name], torch.float64)
+    run = Run(CASES[name], torch.float32)
+    ways = run.ways()
+    find = exact.ways()["reference"]
     before = find()
     # To save time a part of the parameters; an architecture's cases come to see all of them.
     kind = [n for n in CASES if type(CASES[n].backbone) is type(CASES[name].backbone)]
@@ -105,7 +111,8 @@ def test_nan_reaches_all_that_depends_on_it(name: str) -> None:
 @torch.no_grad()
 def test_nan_passes_embedding_and_head(name: str) -> None:
     """Adaptive, not tied, and neither: logits and losses."""
-    exact, model = CASES[name].model(), CASES[name].model(torch.float32)
+    exact = CASES[name].model()
+    model = CASES[name].model(torch.float32)
     tokens = torch.arange(11).view(1, -1)
 
     def outputs(model: nn.Module) -> tuple[Tensor, Tensor]:

@@ -69,7 +69,8 @@ def test_as_the_model_and_as_pytorch(
     outer = backbone.layers[0].feed_forward.outer.weight
     outer.data = outer.data.t().contiguous().t()
     memory = some_memory(CASES[name].model(dtype), 13)
-    before, x = memory.map(Tensor.clone), torch.randn(13, sum(PARTS), backbone.config.d_model)
+    before = memory.map(Tensor.clone)
+    x = torch.randn(13, sum(PARTS), backbone.config.d_model)
     reader = backbone.reader(memory, 13)
     pytorch = backbone.reader(memory, 13)
     pytorch._step = None
@@ -124,9 +125,11 @@ def test_autocast_rounds_the_weights_alone(name: str, monkeypatch: pytest.Monkey
         # The codes of positions are projected once, in float32.
         if type(part) is nn.Linear and not part_name.endswith(".position"):
             part.weight.copy_(part.weight.bfloat16())
-    reader, other = model.reader(None, 5), rounded.reader(None, 5)
+    reader = model.reader(None, 5)
+    other = rounded.reader(None, 5)
     for n, token in enumerate(torch.randn(5, 90, model.config.d_model).split(1, 1)):
-        always, expected = n < 60, other.read(token)
+        always = n < 60
+        expected = other.read(token)
         by_autocast = always or n % 3 > 0
         with monkeypatch.context() as patch, torch.autocast("cpu", torch.bfloat16, by_autocast):
             if always:

@@ -22,7 +22,8 @@ from readings import text
 def test_ignored_targets_are_not_scored(cutoffs: tuple[int, ...]) -> None:
     """Targets of -100 and padding: loss 0, no gradient, and no share in the mean."""
     model = compressive(EmbeddingConfig(cutoffs=cutoffs, div_val=2 if cutoffs else 1)).model()
-    tokens, targets = text(3, 8), text(3, 8, 1)
+    tokens = text(3, 8)
+    targets = text(3, 8, 1)
     full = model(tokens, targets=targets)
     assert full.n_scored == 24
     some = torch.rand(3, 8, generator=torch.Generator().manual_seed(2)) < 0.5
@@ -82,7 +83,9 @@ def test_feed_forward_is_the_paper_s(rows: int, activation: str) -> None:
     f = {"relu": F.relu, "gelu": F.gelu}[activation]
     inner = f(x @ layer.inner.weight.T + layer.inner.bias)
     expected = inner @ layer.outer.weight.T + layer.outer.bias
-    found, given, upstream = layer(x), [x, *layer.parameters()], torch.randn_like(expected)
+    found = layer(x)
+    given = [x, *layer.parameters()]
+    upstream = torch.randn_like(expected)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     ours, theirs = (torch.autograd.grad(y, given, upstream) for y in (found, expected))
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)

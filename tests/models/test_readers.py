@@ -41,12 +41,16 @@ def test_streams_in_any_order(
     """Three rows read, are scored, begin anew and change places with what waits: each stream as the
     model reads it alone, wherever its documents begin. No other row changes, to the last digit, nor
     does a memory that the reader was given or has returned."""
-    model, tol = case.shared_model(dtype), TOLERANCE[dtype]
+    model = case.shared_model(dtype)
+    tol = TOLERANCE[dtype]
     empty = model.initial_memory(1)
     streams = [rows_of(some_memory(model, 3, seed), n % 3) if carried else empty for n in range(5)]
-    rows, waiting, taken = [0, 1, 2], [3, 4], []
+    rows = [0, 1, 2]
+    waiting = [3, 4]
+    taken = []
     start = concatenate(streams[:3])
-    copied, reader = start.map(Tensor.clone), model.reader(start)
+    copied = start.map(Tensor.clone)
+    reader = model.reader(start)
     acts = st.lists(st.sampled_from(ACTS), min_size=3, max_size=7)
     for n, act in enumerate(["read", *data.draw(acts, label="acts"), "read"]):
         before = reader.memory
@@ -96,7 +100,9 @@ def test_streams_in_any_order(
 def test_reader_over_a_long_stream(case: Case) -> None:
     """Past several moves of its buffers, and with a memory that was taken on the way."""
     model = case.shared_model()
-    reader, memory, taken = model.reader(batch_size=2), None, []
+    reader = model.reader(batch_size=2)
+    memory = None
+    taken = []
     for n, length in enumerate([1, 12, 3, 16, 7] * 2):
         segment = text(2, length, n)
         out = model(segment, memory)
@@ -141,7 +147,8 @@ def test_reader_refuses_training_mode(case: Case) -> None:
 # ----- Steps of many environments
 
 
-ROWS, STEPS = 4, 16
+ROWS = 4
+STEPS = 16
 ENDS = torch.zeros(STEPS, ROWS, dtype=torch.bool)
 ENDS[[2, 9, 10, 12], [1, 0, 0, 2]] = ENDS[13, [0, 3]] = True
 """Where an episode begins: rows of every age, one that is reset twice running, one never before."""
@@ -156,14 +163,16 @@ def observations(case: Case) -> Tensor:
 def test_a_step_reads_one_vector_of_every_row(case: Case) -> None:
     """As :meth:`read` does, which other tests look at; with resets, and a memory put into two rows.
     Nothing records gradients: a reader that did would keep all that it has read."""
-    model, x = case.shared_model(), observations(case).requires_grad_()
+    model = case.shared_model()
+    x = observations(case).requires_grad_()
     stepped, read = (model.backbone.reader(some_memory(model, ROWS), ROWS) for _ in range(2))
     for t in range(STEPS):
         for each in (stepped, read):
             each.reset(ENDS[t])
             if t == 4:
                 each.replace([3, 1], some_memory(model, 2, seed=7))
-        hidden, expected = stepped.step(x[t]), read.read(x[t][:, None])[:, 0]
+        hidden = stepped.step(x[t])
+        expected = read.read(x[t][:, None])[:, 0]
         assert_same(hidden, expected, 1e-9, f"step {t}")
         assert hidden.shape == x[t].shape
         assert not hidden.requires_grad
@@ -182,7 +191,8 @@ def test_non_finite_rows_are_named_and_others_go_on(name: str) -> None:
     for t in range(8):
         seen = x[t].clone()
         if t == 5:
-            seen[1, 3], seen[2, 0] = torch.nan, torch.inf
+            seen[1, 3] = torch.nan
+            seen[2, 0] = torch.inf
             with pytest.raises(
                 NonFiniteError, match=r"rows 1, 2 are not finite, so no row was read"
             ):
@@ -190,7 +200,8 @@ def test_non_finite_rows_are_named_and_others_go_on(name: str) -> None:
             broken = ~seen.isfinite().all(1)
             seen[broken] = 0
             reader.reset(broken.numpy())
-        hidden, wanted = reader.step(seen), expected.step(x[t])
+        hidden = reader.step(seen)
+        wanted = expected.step(x[t])
         assert_same(hidden[[0, 3]], wanted[[0, 3]], 1e-12, f"step {t}")
     assert_memories_equal(reader.select([0, 3]), expected.select([0, 3]), 1e-12)
     assert reader.memory.tokens_seen.tolist() == [8, 3, 3, 8]
@@ -205,7 +216,8 @@ def test_readers_do_not_wait_for_the_device(name: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
     model = CASES[name].model()
     memory: Memory = model.initial_memory(ROWS)
-    given, counts = memory.select([3, 0]), memory.counts()
+    given = memory.select([3, 0])
+    counts = memory.counts()
     model.to("meta")
     with monkeypatch.context() as patch:
         # Once, when it is made, a reader may wait.

@@ -76,7 +76,8 @@ def test_no_number_changes(case: Case, dtype: torch.dtype) -> None:
     backbone = dataclasses.replace(case.backbone, **rates)
     embedding = dataclasses.replace(case.embedding, output_dropout=0.2)
     model = dataclasses.replace(case, backbone=backbone, embedding=embedding).model(dtype)
-    memory, found = some_memory(model, 3), []
+    memory = some_memory(model, 3)
+    found = []
     # Random features are drawn anew in training, and stay.
     state = copy.deepcopy(model.state_dict())
     model.train()

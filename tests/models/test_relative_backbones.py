@@ -30,12 +30,14 @@ def test_initial_memory_of_zeros_is_attended(make: Callable[..., Case]) -> None:
     """``zeros``: slots that hold nothing but count, unlike an empty memory."""
     for span in ("segment", "fixed"):
         model = make(attention_span=span).model()
-        empty, zeros = model.initial_memory(2), model.initial_memory(2, start="zeros")
+        empty = model.initial_memory(2)
+        zeros = model.initial_memory(2, start="zeros")
         for name, slots in zeros.slots().items():
             assert fields(zeros)[name].tolist() == [slots, slots]
         assert zeros.tokens_seen.tolist() == empty.tokens_seen.tolist() == [0, 0]
         assert not zeros.hidden.any()
-        out, other = model(text(2, 4), zeros), model(text(2, 4), empty)
+        out = model(text(2, 4), zeros)
+        other = model(text(2, 4), empty)
         assert not torch.allclose(out.logits, other.logits)
         assert_same(model.reader(zeros).read(text(2, 4)), out.logits, 1e-9, "reader")
         # What is in sight is forgotten the same way.
@@ -48,10 +50,12 @@ def test_sizes_of_memory_may_change_at_evaluation(
     name: str, slots: int, drawn: tuple[Tensor, list[int]]
 ) -> None:
     """As a model that was made with them, the weights being the same."""
-    (tokens, lengths), case = drawn, CASES[name]
+    tokens, lengths = drawn
+    case = CASES[name]
     sizes = {"memory_length": slots, "compressed_length": slots // 2 + 1}
     sizes = {size: n for size, n in sizes.items() if hasattr(case.backbone, size)}
-    model, expected = case.shared_model(), case.with_options(**sizes).model()
+    model = case.shared_model()
+    expected = case.with_options(**sizes).model()
     memory = model.initial_memory(len(tokens), **sizes)
     logits, after = read(model, tokens, lengths, memory)
     own, own_memory = read(expected, tokens, lengths)
@@ -164,8 +168,10 @@ def test_shares_of_attention_without_padding() -> None:
     """Shares are those of the row's own tokens; ``sdpa`` has none and gives the same result."""
     backbone = compressive().model().backbone
     x = torch.randn(1, 6, backbone.config.d_model, dtype=torch.float64)
-    memory, lengths = backbone(x).memory, torch.tensor([4])
-    alone, padded = backbone(x[:, :4], memory), backbone(x, memory, lengths=lengths)
+    memory = backbone(x).memory
+    lengths = torch.tensor([4])
+    alone = backbone(x[:, :4], memory)
+    padded = backbone(x, memory, lengths=lengths)
     for name, share in padded.statistics.items():
         assert_same(share, alone.statistics[name], 1e-12, name)
     plain = backbone(x, memory, lengths=lengths, implementation="sdpa")
@@ -181,10 +187,12 @@ def test_readers_may_have_another_span(make: Callable[..., Case], name: str) -> 
     if name == "learned":
         made |= {"positions": "learned", "max_distance": 15}
     other = {"attention_span": "segment" if name == "fixed" else "fixed", "clamp_length": 7}
-    model, expected = make(**made).model(), make(**made | other).model()
+    model = make(**made).model()
+    expected = make(**made | other).model()
     fingerprint = model.fingerprint()
     memories = [m.initial_memory(2, memory_length=9) for m in (model, expected)]
-    ours, theirs = model.reader(memories[0], **other), expected.reader(memories[1])
+    ours = model.reader(memories[0], **other)
+    theirs = expected.reader(memories[1])
     for length in (4, 1, 6, 1, 1, 7):
         tokens = text(2, length, length)
         assert_same(ours.read(tokens), theirs.read(tokens), 1e-12, "logits")
@@ -214,7 +222,8 @@ def test_reader_options_that_are_refused() -> None:
 def test_attention_weights_for_inspection(make: Callable[..., Case]) -> None:
     """Of every layer, over memory and segment; those of the first layer give its values' sum."""
     model = make().model()
-    memory, tokens = some_memory(model, 3), text(3, 4)
+    memory = some_memory(model, 3)
+    tokens = text(3, 4)
     maps: list[Tensor] = []
     x = model.embedding(tokens)
     assert x.requires_grad
@@ -237,8 +246,10 @@ def test_a_fixed_span_reads_a_long_call_in_pieces(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the same results and gradients, documents and padding included."""
-    model, tokens = CASES[name].model(), text(3, 23)
-    memory, starts = some_memory(model, 3), torch.zeros(3, 23, dtype=torch.bool)
+    model = CASES[name].model()
+    tokens = text(3, 23)
+    memory = some_memory(model, 3)
+    starts = torch.zeros(3, 23, dtype=torch.bool)
     starts[0, 7] = starts[1, 12] = starts[1, 13] = True
     for options in (
         {},
@@ -265,7 +276,8 @@ def test_a_fixed_span_reads_a_long_call_in_pieces(
 
 def test_a_long_call_with_a_fixed_span_is_not_quadratic(monkeypatch: pytest.MonkeyPatch) -> None:
     """No attention spans more than a piece and the memory: neither the model's nor its reader's."""
-    model, widths = CASES["xl-fixed"].model(torch.float32), []
+    model = CASES["xl-fixed"].model(torch.float32)
+    widths = []
 
     def spy(q: Tensor, k: Tensor, *arguments: Any, **options: Any) -> Tensor:
         widths.append(k.shape[2])

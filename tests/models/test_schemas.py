@@ -71,7 +71,8 @@ def test_methods_of_classes_and_hooks_of_torch(monkeypatch: pytest.MonkeyPatch) 
     original = layer.residual
     with monkeypatch.context() as patch:
         patch.setattr(layer, "residual", lambda *given: 0.7 * original(*given))
-        model, tokens = transformer_xl().model(), text(1, 3)
+        model = transformer_xl().model()
+        tokens = text(1, 3)
         expected = model(tokens, implementation="reference").logits
         assert_same(model.reader().read(tokens), expected, 1e-10, "logits")
         assert not backbone.is_as_made()

@@ -20,7 +20,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:Using backward")
 Leaves = dict[str, Tensor]
 Function = Callable[[str | None], Tensor]
 """A result by an implementation."""
-B, H, T, S, K, V, D = 1, 2, 3, 4, 3, 5, 4
+B = 1
+H = 2
+T = 3
+S = 4
+K = 3
+V = 5
+D = 4
 NAMES_THE_REFERENCE = "implementation='reference'"
 
 
@@ -119,7 +125,9 @@ def folded() -> Leaves:
 
 
 def rule() -> Leaves:
-    q, k, v = random(B, H, T, K), random(B, H, T, K), random(B, H, T, V)
+    q = random(B, H, T, K)
+    k = random(B, H, T, K)
+    v = random(B, H, T, V)
     return {"q": q, "k": k, "v": v, "weights": random(B, H, K, V)}
 
 
@@ -188,7 +196,8 @@ def test_second_derivatives_of_an_architecture(case: Case) -> None:
     """By all parameters, by those of one kind at a time, and by what is given."""
     model = case.model()
     memory = some_memory(model, 2)
-    tokens, targets = text(2, 3), text(2, 3, 1)
+    tokens = text(2, 3)
+    targets = text(2, 3, 1)
     parameters = dict(model.named_parameters())
     leaves = {name: p for name, p in parameters.items() if p.requires_grad}
 
@@ -290,7 +299,8 @@ def test_transforms_compute_or_name_the_reference(name: str, transform: str) -> 
 @pytest.mark.parametrize("name", ["fast-delta", "gated"])
 def test_no_graph_drops_second_derivatives(name: str) -> None:
     model = CASES[name].model()
-    tokens, targets = text(1, 3), text(1, 3, 1)
+    tokens = text(1, 3)
+    targets = text(1, 3, 1)
     compiled = torch.compile(model, backend="aot_eager")
     parameters = list(model.parameters())
     loss = compiled(tokens, targets=targets).loss

@@ -43,7 +43,8 @@ def test_a_reader_that_another_thread_uses_is_refused(
 ) -> None:
     """In the middle of a call of one thread every call of another is refused, and changes nothing."""
     model = LanguageModel(11, CASES[name].backbone).eval()
-    reader, tokens = model.reader(batch_size=2), torch.zeros(2, 3, dtype=torch.long)
+    reader = model.reader(batch_size=2)
+    tokens = torch.zeros(2, 3, dtype=torch.long)
     used = model.reader(batch_size=2)._backbone
     other = model.initial_memory(1)
     calls: list[Callable[[], Any]] = [
@@ -81,7 +82,8 @@ def test_data_parallel_is_refused(part: Callable[[LanguageModel], nn.Module]) ->
 
 def test_threads_that_write_one_file_leave_one_of_their_contents(tmp_path: Path) -> None:
     """Each in pieces, between which the other writes."""
-    file, turn = tmp_path / "file", threading.Barrier(2, timeout=60)
+    file = tmp_path / "file"
+    turn = threading.Barrier(2, timeout=60)
 
     def pieces(letter: bytes) -> Any:
         for _ in range(3):

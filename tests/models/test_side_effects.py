@@ -68,7 +68,8 @@ def hooks() -> list[object]:
 def test_a_hook_on_optimisers_lives_as_long_as_readers() -> None:
     gc.collect()
     before = hooks()
-    model, other = transformer_xl().model(), feedback().model()
+    model = transformer_xl().model()
+    other = feedback().model()
     assert hooks() == before
     first = model.reader()
     assert len(hooks()) == len(before) + 1
@@ -83,7 +84,8 @@ def test_a_hook_on_optimisers_lives_as_long_as_readers() -> None:
 
 def test_readers_of_several_threads_share_the_hook() -> None:
     gc.collect()
-    before, model = hooks(), transformer_xl().model()
+    before = hooks()
+    model = transformer_xl().model()
 
     def make_and_drop() -> None:
         for _ in range(20):

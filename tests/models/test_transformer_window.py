@@ -47,21 +47,26 @@ def test_each_token_sees_what_is_in_its_window(
     memory = model.reader(batch_size=2, window=WINDOW).memory
     texts: list[list[int]] = [[], []]
     for n, part in enumerate(tokens.split(stride, 1)):
-        length, kind = part.shape[1], ("plain", "documents", "left", "right")[n % 4]
-        lengths, starts, options = [length, length], part < 0, {}
+        length = part.shape[1]
+        kind = ("plain", "documents", "left", "right")[n % 4]
+        lengths = [length, length]
+        starts = part < 0
+        options = {}
         if kind == "documents":
             starts = (part + n) % 4 == 0
             options = {"starts": starts}
         elif kind != "plain":
             lengths[n // 4 % 2] = n % (length + 1)
             options = {"lengths": torch.tensor(lengths), "padding": kind}
-        reader, out = model.reader(memory), model(part, memory, **options)
+        reader = model.reader(memory)
+        out = model(part, memory, **options)
         for row, text in enumerate(texts):
             visible = text[-(WINDOW - length) :] if length < WINDOW else []
             first = length - lengths[row] if kind == "left" else 0
             for column in range(first, first + lengths[row]):
                 if starts[row, column]:
-                    text, visible = [], []
+                    text = []
+                    visible = []
                 text, visible = ([*each, int(part[row, column])] for each in (text, visible))
                 expected = _alone(model, torch.tensor([visible]))[0]
                 torch.testing.assert_close(out.logits[row, column], expected)

@@ -41,7 +41,8 @@ def test_a_step_is_exported(name: str) -> None:
     any number of rows, but for the Compressive Transformer, whose compression fixes it."""
     # Tracing takes time for each layer, and they are alike.
     model = CASES[name].with_options(n_layers=1).model(torch.float32)
-    memory, file = model(text(3, 5)).memory, io.BytesIO()
+    memory = model(text(3, 5)).memory
+    file = io.BytesIO()
     rows = None if name == "compressive" else {0: torch.export.Dim("rows", min=2)}
     shapes = (rows, [rows for _ in memory.tensors()])
     exported = torch.export.export(model, (text(3, 1), memory), dynamic_shapes=shapes)
@@ -51,7 +52,8 @@ def test_a_step_is_exported(name: str) -> None:
         memory = model(text(n_rows, 5)).memory
         for n in range(3):
             token = text(n_rows, 1, n)
-            expected, found = model(token, memory), step(token, memory)
+            expected = model(token, memory)
+            found = step(token, memory)
             torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
             memory = found.memory
             assert_memories_equal(memory, expected.memory, 1e-4)
@@ -63,5 +65,6 @@ def test_a_transformer_is_exported_for_any_segment() -> None:
     shapes = ({0: torch.export.Dim("rows", min=2), 1: torch.export.Dim("tokens", min=2)},)
     read = torch.export.export(model, (text(3, 5),), dynamic_shapes=shapes).module()
     for tokens in (text(2, 9), text(4, 2)):
-        expected, found = model(tokens), read(tokens)
+        expected = model(tokens)
+        found = read(tokens)
         torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-4)

@@ -16,7 +16,8 @@ from memspan.models.options import EmbeddingConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig
 
 XL = TransformerXLConfig(n_layers=1, d_model=8, n_heads=2, d_ff=12, memory_length=4)
-OLD, NEW = 11, 14
+OLD = 11
+NEW = 14
 PLAIN = EmbeddingConfig()
 CLUSTERS = {"cutoffs": (3, 7)}
 EMBEDDINGS = {
@@ -35,7 +36,8 @@ def model_of(embedding: EmbeddingConfig = PLAIN, vocab_size: int = OLD) -> Langu
 
 @pytest.mark.parametrize("embedding", EMBEDDINGS.values(), ids=EMBEDDINGS.keys())
 def test_a_larger_vocabulary_keeps_what_old_tokens_mean(embedding: EmbeddingConfig) -> None:
-    old, model = model_of(embedding), model_of(embedding)
+    old = model_of(embedding)
+    model = model_of(embedding)
     names = list(model.state_dict())
     model.resize_token_embeddings(NEW)
     assert list(model.state_dict()) == names
@@ -65,7 +67,8 @@ def test_a_larger_vocabulary_keeps_what_old_tokens_mean(embedding: EmbeddingConf
 
 @pytest.mark.parametrize("embedding", EMBEDDINGS.values(), ids=EMBEDDINGS.keys())
 def test_rows_added_and_dropped_again_leave_the_model_as_it_was(embedding: EmbeddingConfig) -> None:
-    old, model = model_of(embedding), model_of(embedding)
+    old = model_of(embedding)
+    model = model_of(embedding)
     model.embedding.tables[0].requires_grad_(False)
     same = model.embedding.tables[-1]
     model.resize_token_embeddings(OLD)

@@ -133,9 +133,13 @@ def assert_reference(
 
 def by_hand(t: Tensors, squash: Callable[[Tensor], Tensor]) -> Tensors:
     """The equations at the top of the module, head by head and token by token."""
-    y, after = torch.empty_like(t["v"]), t["weights"].clone()
+    y = torch.empty_like(t["v"])
+    after = t["weights"].clone()
     for b, h, n in itertools.product(*map(range, t["v"].shape[:3])):
-        q, k, change, w = t["q"][b, h, n], t["k"][b, h, n], t["v"][b, h, n], after[b, h]
+        q = t["q"][b, h, n]
+        k = t["k"][b, h, n]
+        change = t["v"][b, h, n]
+        w = after[b, h]
         if "log_decay" in t:
             w *= t["log_decay"][b, h, n].exp()
         if "beta" in t:
@@ -291,7 +295,9 @@ def test_a_large_value_leaves_gradients_of_earlier_tokens_alone(
 @fast
 def test_memory_between_tokens_is_not_kept(implementation: str, rule: str) -> None:
     """For the backward pass one memory is kept per chunk, or per 16 chunks: not one per token."""
-    length, features, width = 1024, 32, 32
+    length = 1024
+    features = 32
+    width = 32
     t = inputs(rule, length, batch=1, n_heads=1, features=features, width=width)
     for tensor in t.values():
         tensor.requires_grad_()

@@ -74,7 +74,8 @@ def relative(s: Sizes) -> Given:
     n_keys = s.T + 2
     positions = ops.Positions(random(s.H, n_keys, s.K), None, random(s.H, s.K))
     mask = torch.ones(1, s.T, n_keys, dtype=torch.bool).tril(2)
-    q, k = random(s.B, s.H, s.T, s.K), random(s.B, s.H, n_keys, s.K)
+    q = random(s.B, s.H, s.T, s.K)
+    k = random(s.B, s.H, n_keys, s.K)
     return {
         "q": q,
         "k": k,

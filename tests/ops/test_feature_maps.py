@@ -21,7 +21,8 @@ from memspan.ops.fast_weights.feature_maps import (
 @pytest.mark.parametrize("nu", [1, 2, 3, 7])
 def test_dpfp_is_the_formula(nu: int) -> None:
     """Entry ``(i - 1) 2K + j`` is ``r_j r_(j - i)``, with ``r = relu([k, -k])``."""
-    width, x = 4, torch.randn(5, 4).double()
+    width = 4
+    x = torch.randn(5, 4).double()
     out = dpfp(x, nu)
     assert out.shape == (5, 2 * width * nu)
     for row, found in zip(x.tolist(), out.tolist(), strict=True):
@@ -37,7 +38,8 @@ def test_elu_plus_one_is_the_formula() -> None:
 
 
 def test_favor_is_the_formula() -> None:
-    x, projection = torch.randn(3, 4).double(), torch.randn(4, 5).double()
+    x = torch.randn(3, 4).double()
+    projection = torch.randn(4, 5).double()
     out = favor(x, projection)
     assert out.shape == (3, 10)
     for row, found in zip(x, out.tolist(), strict=True):

@@ -43,12 +43,14 @@ def test_attention_is_the_equation(learned: bool) -> None:
     distances = Distances(r, s, mask if learned else None)
     out = feedback_attention(q, k, v, distances, u, visible)
     for b, h in itertools.product(range(3), range(2)):
-        expected, total = torch.zeros(4).double(), 1e-300
+        expected = torch.zeros(4).double()
+        total = 1e-300
         for d in range(1, 6):
             if visible[b, 5 - d]:
                 score = (q[b, h] + u[h]) @ k[b, h, -d] + q[b, h] @ r[d - 1, h] + s[d - 1, h]
                 weight = math.exp(score.item() / 2) * (fading[h, d - 1].item() if learned else 1)
-                expected, total = expected + weight * v[b, h, -d], total + weight
+                expected = expected + weight * v[b, h, -d]
+                total = total + weight
         # What learned spans divide by is not quite the sum.
         assert_same(out[b, h], expected / total, 1e-6 if learned else 1e-12, "attention")
     assert not out[2].any()
@@ -93,7 +95,8 @@ def test_fast_paths_equal_the_reference(
 ) -> None:
     """Outputs, final memory and every gradient, the initial memory's too; beyond the span."""
     model = model_of(**options)
-    memory, x = memory_of(model, kind, 3), vectors(3, sum(cuts))
+    memory = memory_of(model, kind, 3)
+    x = vectors(3, sum(cuts))
     assert_reference(model, x, memory, cuts, implementation)
 
 
@@ -153,7 +156,8 @@ def test_gradients_are_numeric_ones(options: dict[str, Any], implementation: Any
 def test_forwards_before_a_backward() -> None:
     """Two graphs, an evaluation and a reader in between, backward in the other order, and twice."""
     model = model_of()
-    a, b = vectors(2, 9), vectors(2, 12, 1)
+    a = vectors(2, 9)
+    b = vectors(2, 12, 1)
     expected = [gradients(model, model(x).hidden.square().sum()) for x in (a, b)]
     losses = [model(x).hidden.square().sum() for x in (a, b)]
     with torch.no_grad():

@@ -39,7 +39,8 @@ def test_what_is_dropped() -> None:
     """By the reference: attention weights, what either sub-layer adds, and activations, as drawn."""
     model = model_of(n_layers=1, dropout=0.4, attention_dropout=0.3, attention_bias=True)
     (layer,) = model.layers
-    x, (keys, values) = vectors(3, 1)[:, 0], torch.randn(2, 3, 2, 5, 3).double()
+    x = vectors(3, 1)[:, 0]
+    keys, values = torch.randn(2, 3, 2, 5, 3).double()
     visible = torch.ones(3, 5, dtype=torch.bool)
 
     def added(**factors: Tensor) -> Tensor:
@@ -72,7 +73,8 @@ def test_draws_are_those_of_the_random_state_and_of_training(
     rate: str, normalisation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With and without gradients. The fast path is the default. In evaluation nothing is drawn."""
-    x, model = vectors(2, 6), model_of(**{rate: 0.3}, normalisation=normalisation)
+    x = vectors(2, 6)
+    model = model_of(**{rate: 0.3}, normalisation=normalisation)
 
     def drawn(seed: int = 1, implementation: str | None = None) -> Tensor:
         torch.manual_seed(seed)
@@ -86,7 +88,8 @@ def test_draws_are_those_of_the_random_state_and_of_training(
     assert not torch.allclose(drawn(2), recorded)
     monkeypatch.setattr(feedback, "feedback_attention", None)
     drawn()
-    before, plain = torch.get_rng_state(), model.eval()(x).hidden
+    before = torch.get_rng_state()
+    plain = model.eval()(x).hidden
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(plain, model_of(normalisation=normalisation)(x).hidden)
     assert not torch.allclose(plain, recorded)

@@ -16,13 +16,21 @@ from memspan.ops.fast_weights.feature_maps import DPFP
 from memspan.ops.fast_weights.rules import Chunking
 
 pytestmark = pytest.mark.hardening
-B, H, T, S, K, V, D = 2, 3, 4, 6, 5, 7, 8
+B = 2
+H = 3
+T = 4
+S = 6
+K = 5
+V = 7
+D = 8
 
 
 def relative() -> dict[str, Any]:
     positions = ops.Positions(torch.randn(H, S, K), torch.randn(H, S), torch.randn(H, K))
     mask = torch.ones(1, T, S, dtype=torch.bool).tril(S - T)
-    q, k, v = torch.randn(B, H, T, K), torch.randn(B, H, S, K), torch.randn(B, H, S, K)
+    q = torch.randn(B, H, T, K)
+    k = torch.randn(B, H, S, K)
+    v = torch.randn(B, H, S, K)
     return {"q": q, "k": k, "v": v, "positions": positions, "mask": mask}
 
 
@@ -62,9 +70,12 @@ def projected() -> dict[str, Any]:
 
 
 Operation = tuple[Callable[..., Any], Callable[[], dict[str, Any]]]
-RELATIVE, RULE = (ops.relative_attention, relative), (ops.delta_rule, rule)
-CONVOLUTION, FAVOR = (ops.short_convolution, convolution), (ops.favor, projected)
-RECURRENCE, ONE_TOKEN = (ops.feedback_recurrence, recurrence), (ops.feedback_attention, one_token)
+RELATIVE = (ops.relative_attention, relative)
+RULE = (ops.delta_rule, rule)
+CONVOLUTION = (ops.short_convolution, convolution)
+FAVOR = (ops.favor, projected)
+RECURRENCE = (ops.feedback_recurrence, recurrence)
+ONE_TOKEN = (ops.feedback_attention, one_token)
 
 
 def with_positions(**fields: Tensor) -> dict[str, Any]:

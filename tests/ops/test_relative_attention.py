@@ -35,7 +35,8 @@ def inputs(
 ) -> dict[str, Tensor]:
     """Random float64 tensors under the names of the operation and of :class:`Positions`."""
     generator = torch.Generator().manual_seed(0)
-    n_heads, n_keys = 2, slots + n_queries
+    n_heads = 2
+    n_keys = slots + n_queries
     shapes = {
         "q": (batch, n_heads, n_queries, width),
         "k": (batch, n_heads, n_keys, width),
@@ -62,7 +63,8 @@ def attend(**given: Any) -> Tensor:
 
 def masks(n_queries: int, slots: int) -> dict[str, Tensor | None]:
     """The past; the last of it; rows whose memory is partly empty; no mask, for one query."""
-    key, query = torch.arange(slots + n_queries), torch.arange(slots, slots + n_queries)[:, None]
+    key = torch.arange(slots + n_queries)
+    query = torch.arange(slots, slots + n_queries)[:, None]
     reached = (key <= query)[None]
     valid = torch.tensor([0, slots // 2, slots])[:, None, None]
     found: dict[str, Tensor | None] = {
@@ -79,7 +81,8 @@ def with_gradient(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def by_hand(t: dict[str, Tensor], mask: Tensor | None) -> Tensor:
     """The equation of SPEC section 1, query by query."""
-    (batch, n_heads, n_queries, width), n_keys = t["q"].shape, t["k"].shape[2]
+    batch, n_heads, n_queries, width = t["q"].shape
+    n_keys = t["k"].shape[2]
     zeros = torch.zeros(n_heads, width).double()
     u, v = (t.get(name, zeros) for name in ("content_bias", "position_bias"))
     out = torch.zeros_like(t["q"])
@@ -87,7 +90,9 @@ def by_hand(t: dict[str, Tensor], mask: Tensor | None) -> Tensor:
         seen = torch.arange(n_keys) if mask is None else mask[b % len(mask), i].nonzero()[:, 0]
         row = n_keys - n_queries + i - seen
         assert row.min() >= 0
-        q, keys, table = t["q"][b, h, i], t["k"][b, h, seen], t["keys"][h, row]
+        q = t["q"][b, h, i]
+        keys = t["k"][b, h, seen]
+        table = t["keys"][h, row]
         scores = keys @ (q + u[h]) + table @ (q + v[h])
         if "scores" in t:
             scores += t["scores"][h, row]
@@ -153,8 +158,10 @@ def test_gradients_with_dropout(n_queries: int, slots: int, options: str) -> Non
 @pytest.mark.parametrize("implementation", ["reference", "fused"])
 def test_dropout_keeps_the_mean_and_drops_weights(implementation: Any) -> None:
     """Over many rows the mean is the result without dropout, and zeros are as many as asked."""
-    n, p = 4000, 0.3
-    t, mask = inputs(2, 1, batch=1), masks(2, 1)["reached"]
+    n = 4000
+    p = 0.3
+    t = inputs(2, 1, batch=1)
+    mask = masks(2, 1)["reached"]
     assert mask is not None
     t |= {name: t[name].expand(n, -1, -1, -1) for name in ("q", "k")}
     # Values that show the weights themselves.
@@ -175,7 +182,8 @@ def test_dropout_keeps_the_mean_and_drops_weights(implementation: Any) -> None:
 @pytest.mark.parametrize("implementation", ["reference", "fused", "sdpa"])
 def test_hidden_keys_do_not_matter(implementation: str) -> None:
     """What the mask hides may hold anything finite, and gets no gradient."""
-    t, mask = inputs(4, 3), masks(4, 3)["rows"]
+    t = inputs(4, 3)
+    mask = masks(4, 3)["rows"]
     before = attend(**t, mask=mask, implementation=implementation)
     t["k"][0, :, :3] = t["v"][0, :, :3] = 1e3
     t = with_gradient(t) if implementation != "sdpa" else t
@@ -188,7 +196,8 @@ def test_hidden_keys_do_not_matter(implementation: str) -> None:
 
 def test_choice_of_implementation() -> None:
     """fused where a gradient is wanted, else sdpa; neither is swapped silently."""
-    t, at = inputs(5, 3), {"mask": masks(5, 3)["reached"]}
+    t = inputs(5, 3)
+    at = {"mask": masks(5, 3)["reached"]}
     one_learned = t | {"scores": t["scores"].clone().requires_grad_()}
     assert attend(**t, **at).grad_fn is None
     out = attend(**one_learned, **at)

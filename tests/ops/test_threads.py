@@ -31,7 +31,8 @@ def _three_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_shares_run_at_once(least: int, shares: list[tuple[int, int]]) -> None:
     """Each has the least number of items."""
-    read, all_here = [], threading.Barrier(len(shares), timeout=60)
+    read = []
+    all_here = threading.Barrier(len(shares), timeout=60)
 
     def run(given: str, first: c_long, end: c_long) -> int:
         all_here.wait()
@@ -43,7 +44,9 @@ def test_shares_run_at_once(least: int, shares: list[tuple[int, int]]) -> None:
 
 
 def test_an_interrupt_while_waiting_waits_on() -> None:
-    caller, ended, both_here = threading.get_ident(), [], threading.Barrier(2, timeout=60)
+    caller = threading.get_ident()
+    ended = []
+    both_here = threading.Barrier(2, timeout=60)
 
     def run(first: c_long, end: c_long) -> int:
         both_here.wait()

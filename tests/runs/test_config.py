@@ -28,7 +28,8 @@ OPTIONS = [(kind, field.name) for kind in CONFIGS for field in dataclasses.field
 )
 def test_an_option_of_another_type_is_refused(kind: Any, name: str) -> None:
     """Of every config's every option: what none takes, then what its own type does not include."""
-    default, hint = getattr(kind(), name), str(typing.get_type_hints(kind)[name])
+    default = getattr(kind(), name)
+    hint = str(typing.get_type_hints(kind)[name])
     wrong: list[Any] = [b"4", float("nan"), float("inf"), 10**400, ["4"], {}, np.ones(2)]
     others = {"4": "str", "rope": "str", None: "None", True: "bool", 2.5: "float"}
     wrong += [value for value, kind_of in others.items() if kind_of not in hint]
@@ -40,7 +41,8 @@ def test_an_option_of_another_type_is_refused(kind: Any, name: str) -> None:
     assert getattr(kind(**{name: default}), name) == default
 
 
-XL, COMPRESSIVE = MODELS["transformer-xl"], MODELS["compressive"]
+XL = MODELS["transformer-xl"]
+COMPRESSIVE = MODELS["compressive"]
 GROWING = {"segment_length": 10, "first_segment_length": 2, "curriculum_steps": 12}
 WAYS = "convolution, mean, max, dilated-convolution or most-used"
 

@@ -55,7 +55,8 @@ def operations(before: Callable[[], None]) -> Iterator[None]:
 
 def cut_in(place: Any, name: str, cut: int | None, work: Callable[[], object]) -> int:
     """Power goes before operation ``cut`` of a function, or after its last; how many were made."""
-    original, done = getattr(place, name), 0
+    original = getattr(place, name)
+    done = 0
 
     def count() -> None:
         nonlocal done

@@ -49,8 +49,10 @@ def readers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Readers]:
 def edits(draw: st.DrawFn, content: bytes) -> bytes:
     """``content`` with a few bytes changed, taken out, put in or repeated."""
     for _ in range(draw(st.integers(1, 4))):
-        at, n = draw(st.integers(0, len(content))), draw(st.integers(1, 64))
-        some, rest = draw(st.binary(min_size=1, max_size=8)), content[at:]
+        at = draw(st.integers(0, len(content)))
+        n = draw(st.integers(1, 64))
+        some = draw(st.binary(min_size=1, max_size=8))
+        rest = content[at:]
         edited = (some + rest[len(some) :], b"", rest[n:], some + rest, rest[:n] * 2 + rest)
         content = content[:at] + draw(st.sampled_from(edited))
     return content
@@ -130,7 +132,8 @@ def retensored(draw: st.DrawFn, content: bytes) -> bytes:
 
 def test_counts_beyond_a_memorys_slots_are_refused(readers: Readers) -> None:
     reader = readers["memory"]
-    tensors, header = load(reader.valid), metadata(reader.valid)
+    tensors = load(reader.valid)
+    header = metadata(reader.valid)
     counts = [n for n in tensors if "length" in n or n == "tokens_seen"]
     assert counts
     for name in counts:
@@ -213,7 +216,8 @@ def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_nothing_is_written_through_links(tmp_path: Path) -> None:
-    run, precious = tmp_path / "run", tmp_path / "precious"
+    run = tmp_path / "run"
+    precious = tmp_path / "precious"
     run.mkdir()
     precious.write_text("mine")
     (run / f".file.{os.getpid()}-{threading.get_native_id()}.tmp").symlink_to(precious)

@@ -49,7 +49,8 @@ def test_its_own_tokeniser_comes_along(kind: str, tiny_text: None) -> None:
         parts = {"version": "1.0", "pre_tokenizer": {"type": "Whitespace"}, "model": rules}
         rest = ("truncation", "padding", "normalizer", "post_processor", "decoder")
         parts |= dict.fromkeys(rest) | {"added_tokens": []}
-        tokenizer, n_tokens = "words.json", len(words)
+        tokenizer = "words.json"
+        n_tokens = len(words)
         Path(tokenizer).write_text(json.dumps(parts))
     folder = memspan.save_run(model_of(vocab_size=n_tokens), "r", tokenizer=tokenizer)
     assert memspan.load(folder).tokenizer.vocab_size == n_tokens

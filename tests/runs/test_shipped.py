@@ -48,7 +48,8 @@ def test_there_is_one_for_each_paper_within_four_megabytes() -> None:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_it_scores_and_writes_as_its_card_says(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    row, run = ROWS[name], memspan.load(name)
+    row = ROWS[name]
+    run = memspan.load(name)
     scores = memspan.evaluate(run, split="all", tokens=1500)
     # Far below a model that knows only how often each letter appears, 4.8.
     assert scores.bits_per_byte is not None

@@ -45,7 +45,8 @@ class Fallible:
     """A file, or what else stands for one, whose every call may fail."""
 
     def __init__(self, inner: Any, before: Callable[[str], None]) -> None:
-        self._inner, self._before = inner, before
+        self._inner = inner
+        self._before = before
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._inner, name)

@@ -78,7 +78,8 @@ def test_speed_is_that_of_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_processes_share_what_training_shares() -> None:
     config = tiny("transformer-xl")
-    one, ddp = estimate(config), estimate(config, n_processes=2)
+    one = estimate(config)
+    ddp = estimate(config, n_processes=2)
     assert "times 2" in ddp.probe
     assert ddp.needs["weights"] == one.needs["weights"]
     assert ddp.needs["gradients"] == 2 * one.needs["gradients"]

@@ -39,7 +39,8 @@ def run(architecture: str, **loop: Any) -> RunConfig[Any]:
 @pytest.fixture
 def spoilt(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
     """A number to put into one gradient, by step."""
-    original, values = updates.Updater._accumulate_gradients, dict[int, float]()
+    original = updates.Updater._accumulate_gradients
+    values = dict[int, float]()
 
     def accumulate(self: updates.Updater, *update: Any) -> Any:
         read = original(self, *update)

@@ -58,7 +58,8 @@ def test_every_name_is_an_option() -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_a_run_learns_and_goes_on_bit_for_bit(name: str) -> None:
     """From a checkpoint between others, after as many updates that were lost."""
-    config, own = options(name, steps=24), OWN.get(name)
+    config = options(name, steps=24)
+    own = OWN.get(name)
     whole = memspan.train(config, "whole", optimiser=own)
     with tiny_runs.cut_at(23):
         memspan.train(config, "cut", optimiser=own)
@@ -71,7 +72,8 @@ def test_a_run_learns_and_goes_on_bit_for_bit(name: str) -> None:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_dry_run_counts_what_it_keeps(name: str) -> None:
-    config, own = options(name), OWN.get(name)
+    config = options(name)
+    own = OWN.get(name)
     state = tiny_runs.state_of(config, own)
     updates.Updater(state).update()
     names = {name for name, _ in state.model.named_parameters()}
@@ -231,8 +233,11 @@ class Hiding(torch.optim.SGD):
 
     def __init__(self, groups: Groups, hide: Callable[[Any, list[Any]], object]) -> None:
         super().__init__(groups)
-        self.hide, self.kept, self.inner = hide, [0], torch.optim.Adam(groups)
-        self.generator, self.buffer = torch.Generator(), torch.zeros(2)
+        self.hide = hide
+        self.kept = [0]
+        self.inner = torch.optim.Adam(groups)
+        self.generator = torch.Generator()
+        self.buffer = torch.zeros(2)
         for group in self.param_groups:
             group.update(pair=(0, 0), mode="even", scales=torch.ones(2))
 

@@ -131,7 +131,8 @@ def test_training_in_bfloat16(name: str) -> None:
 
 def test_all_of_an_update_is_computed_as_asked() -> None:
     """Forward and backward; the setting outside is another, and stays."""
-    state, seen = tiny_runs.state_of(options(matmul_precision="medium")), []
+    state = tiny_runs.state_of(options(matmul_precision="medium"))
+    seen = []
 
     def look(*_: Any) -> None:
         seen.append(torch.get_float32_matmul_precision())

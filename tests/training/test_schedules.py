@@ -27,7 +27,8 @@ from memspan.lab.training.options import OptimConfig, TrainConfig
 from tiny_runs import OPTIONS, TEXT
 
 pytestmark = pytest.mark.usefixtures("tiny_text")
-PEAK, FLOOR = 2e-3, 1e-4
+PEAK = 2e-3
+FLOOR = 1e-4
 
 
 def options(**budget: Any) -> RunConfig[Any]:
@@ -90,12 +91,15 @@ def test_lengths_double_in_equal_shares() -> None:
 @example([25, 25, 2, 4, 8, 10, 10, 10, 10, *[6] * 7, 4, 45])
 def test_streams_go_on_where_they_are(lengths: list[int]) -> None:
     """Segments of different lengths join without a gap; a pass that cannot hold one starts again."""
-    streams, offset, epoch = Streams(np.arange(101), 2, lengths[0]), 0, 0
+    streams = Streams(np.arange(101), 2, lengths[0])
+    offset = 0
+    epoch = 0
     for before, length in pairwise([lengths[0], *lengths]):
         streams.set_segment_length(length)
         # Of the 50 tokens of a row.
         if offset + max(before, length) > 50:
-            offset, epoch = 0, epoch + 1
+            offset = 0
+            epoch = epoch + 1
         assert (streams.offset, streams.epoch) == (offset, epoch)
         segment = streams.next()
         assert segment.inputs.tolist() == [

@@ -79,7 +79,8 @@ def test_several_trackers_at_once(wandb: MagicMock, monkeypatch: pytest.MonkeyPa
     known = [{k: v for k, v in record.items() if v is not None} for record in records]
     assert len(known[0]) < len(records[0])
     run = call.init()
-    begun, logged = call.init(project="memspan", name="r"), [run.log(record) for record in known]
+    begun = call.init(project="memspan", name="r")
+    logged = [run.log(record) for record in known]
     assert trackio.mock_calls == [begun, *logged, run.finish()]
     begun = call.init(project="memspan", name="r", dir="r")
     logged = [run.log(record, step=record.pop("step")) for record in known]

@@ -37,7 +37,8 @@ COMPRESSIVE = CompressiveConfig(**SIZES, memory_length=8, compressed_length=3, c
 # Only by way of memory does the task reach the compression.
 BY_MEMORY = dataclasses.replace(COMPRESSIVE, auxiliary_loss="none", task_gradient=True)
 FAVOR = FastWeightsConfig(**SIZES, feature_map="favor")
-WARMED, CONSTANT = OptimConfig(warmup_steps=5), OptimConfig(schedule="constant")
+WARMED = OptimConfig(warmup_steps=5)
+CONSTANT = OptimConfig(schedule="constant")
 LOOP = {"steps": 12, "segment_length": 8, "save_every": 4}
 
 
@@ -103,7 +104,8 @@ def test_sigkill_at_a_random_step_loses_nothing() -> None:
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"])
 def test_an_interrupt_saves(name: str) -> None:
-    number, numbers = getattr(signal, name), list[int]()
+    number = getattr(signal, name)
+    numbers = list[int]()
     before = signal.getsignal(number)
     with at_step(5, lambda _: os.kill(os.getpid(), number)):
         start.train(config(steps=7, evaluate_every=0), Path("cut"), on_stop=numbers.append)
@@ -161,7 +163,8 @@ def test_an_update_is_the_mean_over_all_that_it_scores(
 ) -> None:
     """Over the tokens of all accumulated segments, however many each of them scores. Its gradient goes
     back through so many joined segments; that of compressions is clipped by a norm of its own."""
-    model, optim = dataclasses.replace(model, dropout=0.0), OptimConfig(clip_norm=clip_norm)
+    model = dataclasses.replace(model, dropout=0.0)
+    optim = OptimConfig(clip_norm=clip_norm)
     options = config(model, optim, accumulate=3, gradient_segments=n_joined)
     state = tiny_runs.state_of(options)
     updater = updates.Updater(state)
@@ -173,7 +176,9 @@ def test_an_update_is_the_mean_over_all_that_it_scores(
         targets = segment.targets.clone()
         targets[:, : 3 * n] = -100
         segments.append(dataclasses.replace(segment, targets=targets))
-    losses, auxiliary, memory = [], [], state.memory
+    losses = []
+    auxiliary = []
+    memory = state.memory
     for n, segment in enumerate(segments, 1):
         output = state.model(segment.inputs, memory, targets=segment.targets)
         memory = output.memory if n % n_joined else output.memory.detach()

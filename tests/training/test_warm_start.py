@@ -62,7 +62,8 @@ def test_scores_of_a_transformer_xl_are_kept(positions: str, tied: bool) -> None
     theirs = source.model.backbone
     codes = theirs.span().codes(theirs.config, 7, 5, theirs.one_weight)
     for layer, taken in zip(model.backbone.layers, theirs.stack(), strict=True):
-        u, w = taken.attention.content_bias, taken.attention.position_bias
+        u = taken.attention.content_bias
+        w = taken.attention.position_bias
         keys, scores = taken.attention.distances(codes)
         # Ours does not see itself: the distance 0 is left out.
         expected = relative_attention(
@@ -116,7 +117,8 @@ def test_biases_of_each_layer_do_not_become_those_of_all() -> None:
 
 
 def test_the_same_architecture_is_taken_whole() -> None:
-    source, model = run_of(FeedbackConfig(**SIZE)), feedback_of()
+    source = run_of(FeedbackConfig(**SIZE))
+    model = feedback_of()
     report = initialise_from(model, BYTES, source)
     assert report.fresh == report.partly == []
     assert model.fingerprint() == source.model.fingerprint()
@@ -198,7 +200,8 @@ def test_a_larger_vocabulary_takes_the_rows_of_its_tokens(tie: bool) -> None:
     assert report.fresh == report.partly == []
     assert "3 of 7 rows of embedding and output are new" in report.summary()
     old, new = (torch.tensor(t.encode(b"bdfdb").astype(int))[None] for t in (small, large))
-    theirs, ours = source.model(old).logits, model(new).logits
+    theirs = source.model(old).logits
+    ours = model(new).logits
     known = [0, 2, 4, 6]
     assert_same(ours[..., known], theirs, 1e-5, "known characters")
     assert_same(ours[..., 1], theirs.mean(-1), 1e-4, "a new character")

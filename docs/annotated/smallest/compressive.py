@@ -39,7 +39,8 @@ def auto_encoding_loss(h, old, new, w):
 
 def read(h, memories, layers, memory_length, compressed_length, loss_of=attention_loss):
     """Read a segment h [T, D]: the output, both memories of each layer, the auxiliary loss."""
-    after, loss = [], torch.zeros(())
+    after = []
+    loss = torch.zeros(())
     for (compressed, memory), w in zip(memories, layers, strict=True):
         output = layer(h, torch.cat([compressed, memory]), w)
         memory = torch.cat([memory, h])

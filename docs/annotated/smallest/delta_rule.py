@@ -29,7 +29,8 @@ def chunk_backward(q, k, beta, S, z, d_y, d_S):
     u = beta * z
     d_u = (q @ k.T).tril().T @ d_y + k @ d_S
     d_v = inverse(k, beta).T @ (beta * d_u)
-    P, C = (d_y @ u.T).tril(), (d_v @ u.T).tril(-1)
+    P = (d_y @ u.T).tril()
+    C = (d_v @ u.T).tril(-1)
     d_q = d_y @ S.T + P @ k
     d_k = P.T @ q + u @ d_S.T - d_v @ S.T - (C + C.T) @ k
     d_beta = (z * (d_u - (k @ k.T).tril(-1).T @ d_v)).sum(-1, keepdim=True)

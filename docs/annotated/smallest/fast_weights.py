@@ -23,7 +23,8 @@ def write(W, k, v, beta):
 
 def attention(x, W, w):
     """One head, one token x [D]: write, then read."""
-    q, k = features(x @ w["query"]), features(x @ w["key"])
+    q = features(x @ w["query"])
+    k = features(x @ w["key"])
     W = write(W, k, x @ w["value"], torch.sigmoid(x @ w["beta"]))
     return q @ W, W
 

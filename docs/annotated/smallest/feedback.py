@@ -10,7 +10,9 @@ from torch.nn.functional import layer_norm, relu
 
 def attention(x, past, w):
     """One head: x [D] attends to the memory vectors past [N, D], the newest last."""
-    q, keys, values = x @ w["query"], past @ w["key"], past @ w["value"]
+    q = x @ w["query"]
+    keys = past @ w["key"]
+    values = past @ w["value"]
     scores = torch.empty(len(past))
     for j in range(len(past)):
         row = len(past) - j - 1

@@ -16,18 +16,23 @@ def norm(x):
 
 def back_through_norm(g, x):
     """The gradient of x, when that of norm(x) is g."""
-    z, rstd = norm(x), (x.var(correction=0) + 1e-5).rsqrt()
+    z = norm(x)
+    rstd = (x.var(correction=0) + 1e-5).rsqrt()
     return rstd * (g - g.mean() - z * (g * z).mean())
 
 
 def forward(x, w):
     """Read x [T, D]: the outputs, the memory vectors, and what backward needs."""
     n_layers, span = w["position_scores"].shape
-    kv, steps = x.new_zeros(0, w["memory"].shape[1]), []
+    kv = x.new_zeros(0, w["memory"].shape[1])
+    steps = []
     for h in x:
-        (k, v), states, layers = kv[-span:].chunk(2, 1), [h], []
+        k, v = kv[-span:].chunk(2, 1)
+        states = [h]
+        layers = []
         for n in range(n_layers):
-            q, r = norm(h) @ w["query"][n], w["position_keys"][n, span - len(k) :]
+            q = norm(h) @ w["query"][n]
+            r = w["position_keys"][n, span - len(k) :]
             p = (k @ q + r @ q + w["position_scores"][n, span - len(k) :]).softmax(0)
             middle = h + p @ v @ w["output"][n]
             inner = (norm(middle) @ w["inner"][n]).relu()
@@ -43,7 +48,8 @@ def forward(x, w):
 def backward(d_outputs, d_vectors, w, steps):
     """The gradients of x and of the weights, given those of both results."""
     d = {name: torch.zeros_like(w[name]) for name in w}
-    d_x, span = torch.zeros_like(d_outputs), w["position_scores"].shape[1]
+    d_x = torch.zeros_like(d_outputs)
+    span = w["position_scores"].shape[1]
     d_kv = d_outputs.new_zeros(len(steps), w["memory"].shape[1])
     for t in reversed(range(len(steps))):
         states, m, layers = steps[t]

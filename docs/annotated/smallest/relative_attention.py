@@ -8,13 +8,15 @@ import torch
 
 def shift(x):
     """[T, S+1], whose column c is the distance S - c, as [T, S], whose column is a key."""
-    n_queries, n_keys = len(x), x.shape[1] - 1
+    n_queries = len(x)
+    n_keys = x.shape[1] - 1
     return x.view(-1)[n_queries:].view(n_queries, n_keys)
 
 
 def forward(q, k, v, r, u, w):
     """q [T, K], k and v [S, K], r [S, K] with the nearest distance first, the biases u and w [K]."""
-    n_queries, n_keys = len(q), len(k)
+    n_queries = len(q)
+    n_keys = len(k)
     far_first = torch.cat([torch.zeros_like(r[:1]), r.flip(0)])
     q = q + u
     x = q @ far_first.T + far_first @ (w - u)

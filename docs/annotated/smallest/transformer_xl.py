@@ -16,9 +16,12 @@ def sinusoids(distance, width):
 
 def attention(h, memory, w):
     """One head: h [T, D] is the segment, memory [M, D] what this layer read before it."""
-    n_tokens, n_slots = len(h), len(memory)
+    n_tokens = len(h)
+    n_slots = len(memory)
     context = torch.cat([memory.detach(), h])
-    q, k, v = h @ w["query"], context @ w["key"], context @ w["value"]
+    q = h @ w["query"]
+    k = context @ w["key"]
+    v = context @ w["value"]
     r = sinusoids(torch.arange(n_slots + n_tokens), h.shape[1]) @ w["position"]
     scores = torch.full((n_tokens, n_slots + n_tokens), -torch.inf)
     for i in range(n_tokens):

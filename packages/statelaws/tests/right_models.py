@@ -58,15 +58,18 @@ class Linear(Mixer):
 
     def mix(self, x: Tensor, state: State) -> Read:
         q, k = (F.elu(self.module[name](x)) + 1 for name in ("query", "key"))
-        v, outputs = self.module["value"](x), []
-        s, z = state["s"], state["z"]
+        v = self.module["value"](x)
+        outputs = []
+        s = state["s"]
+        z = state["z"]
         parts = zip(*(each.split(CHUNK, 1) for each in (q, k, v)), strict=True)
         for q, k, v in parts:
             own = (q @ k.mT).tril()
             y = own @ v + q @ s
             if self.normalised:
                 y = y / (own.sum(-1) + (q @ z[..., None])[..., 0])[..., None]
-            s, z = s + k.mT @ v, z + k.sum(1)
+            s = s + k.mT @ v
+            z = z + k.sum(1)
             outputs.append(y)
         return torch.cat(outputs, 1), {"s": s, "z": z}
 
@@ -84,7 +87,8 @@ class Retention(Mixer):
 
     def mix(self, x: Tensor, state: State) -> Read:
         q, k, v = (self.module[name](x) for name in ("query", "key", "value"))
-        n, decay = x.shape[1], 0.9
+        n = x.shape[1]
+        decay = 0.9
         t = torch.arange(n)
         powers = torch.tensor(decay, dtype=torch.float64) ** (t[:, None] - t).clamp(min=0)
         within = (q @ k.mT) * powers.tril().to(x.dtype)
@@ -108,7 +112,8 @@ class Diagonal(Mixer):
         return {"h": torch.zeros(batch_size, WIDTH, dtype=kind)}
 
     def mix(self, x: Tensor, state: State) -> Read:
-        u, h = self.module["write"](x), state["h"]
+        u = self.module["write"](x)
+        h = state["h"]
         angles = torch.linspace(0.1, 2, WIDTH, dtype=u.dtype)
         root = torch.polar(torch.full_like(angles, 0.95), angles)
         n = x.shape[1]
@@ -140,12 +145,15 @@ class Weighted(Mixer):
     def mix(self, x: Tensor, state: State) -> Read:
         a, b, top, last = (state[name] for name in ("a", "b", "top", "last"))
         shifted = torch.cat([last[:, None], x[:, :-1]], 1)
-        k, v = self.module["key"](x + shifted) * 3, self.module["value"](x - shifted)
+        k = self.module["key"](x + shifted) * 3
+        v = self.module["value"](x - shifted)
         outputs = []
         for t in range(x.shape[1]):
             now = torch.maximum(top, k[:, t])
-            old, new = (top - now).exp(), (k[:, t] - now).exp()
-            a, b = old * a + new * v[:, t], old * b + new
+            old = (top - now).exp()
+            new = (k[:, t] - now).exp()
+            a = old * a + new * v[:, t]
+            b = old * b + new
             top = now - 0.1
             outputs.append(a / b)
         y = torch.stack(outputs, 1) * self.module["gate"](x).sigmoid()
@@ -163,7 +171,9 @@ class Delta(Mixer):
 
     def mix(self, x: Tensor, state: State) -> Read:
         q, k = (F.normalize(self.module[name](x), dim=-1) for name in ("query", "key"))
-        v, s, outputs = self.module["value"](x), state["s"], []
+        v = self.module["value"](x)
+        s = state["s"]
+        outputs = []
         beta, decay = (self.module[name](x).sigmoid()[..., :1] for name in ("beta", "decay"))
         for t in range(x.shape[1]):
             s = s * decay[:, t, :, None]
@@ -248,7 +258,8 @@ class Learned(Attention):
 @right("spikes")
 class Spiking(Gated):
     def mix(self, x: Tensor, state: State) -> Read:
-        h, outputs = state["h"], []
+        h = state["h"]
+        outputs = []
         for t in range(x.shape[1]):
             h = 0.8 * h + self.module["cell"](x[:, t], torch.zeros_like(h))
             spikes = (h > 0.3).to(h.dtype)
@@ -353,13 +364,15 @@ def policy() -> Any:
 def filtered() -> Any:
     """A position and a speed, of which the position is seen."""
     step = torch.tensor([[1.0, 0.1], [0.0, 1.0]])
-    noise, seen = 0.01 * torch.eye(2), torch.tensor([1.0, 0.0])
+    noise = 0.01 * torch.eye(2)
+    seen = torch.tensor([1.0, 0.0])
 
     def read(x: Tensor, state: Any) -> tuple[Tensor, Any]:
         mean, spread = state
         outputs = []
         for t in range(x.shape[1]):
-            mean, spread = mean @ step.T, step @ spread @ step.T + noise
+            mean = mean @ step.T
+            spread = step @ spread @ step.T + noise
             gain = (spread @ seen) / (spread @ seen @ seen + 0.1)[:, None]
             mean = mean + gain * (x[:, t] - mean @ seen[:, None])
             spread = spread - gain[:, :, None] * (spread @ seen)[:, None]
@@ -394,7 +407,8 @@ def with_slots() -> Any:
     cell = nn.GRUCell(4, 8)
 
     def read(x: Tensor, state: Slots) -> tuple[Tensor, Slots]:
-        h, outputs = state.h, []
+        h = state.h
+        outputs = []
         for t in range(x.shape[1]):
             h = cell(x[:, t], h)
             outputs.append(h)

@@ -16,7 +16,10 @@ from torch import Tensor, nn
 
 from statelaws import Claims, Inputs, RefusedError
 
-WIDTH, VOCABULARY, KERNEL, WINDOW = 8, 11, 4, 6
+WIDTH = 8
+VOCABULARY = 11
+KERNEL = 4
+WINDOW = 6
 
 State = dict[str, Tensor]
 Read = tuple[Tensor, State]
@@ -96,7 +99,8 @@ class Gated(Twin):
         return {"h": torch.zeros(batch_size, WIDTH, dtype=self.dtype)}
 
     def mix(self, x: Tensor, state: State) -> Read:
-        h, outputs = state["h"], []
+        h = state["h"]
+        outputs = []
         for t in range(x.shape[1]):
             h = self.step(x[:, t], h, t)
             outputs.append(h)
@@ -125,8 +129,10 @@ class Convolved(Twin):
     def mix(self, x: Tensor, state: State) -> Read:
         joined = torch.cat([state["window"], x], 1)
         u = F.silu(self.module["convolution"](joined.mT).mT)
-        decay, write = self.module["decay"](u).sigmoid(), self.module["write"](u)
-        s, outputs = self.carried(state["s"], x), []
+        decay = self.module["decay"](u).sigmoid()
+        write = self.module["write"](u)
+        s = self.carried(state["s"], x)
+        outputs = []
         for t in range(x.shape[1]):
             s = decay[:, t] * s + write[:, t]
             outputs.append(s)
@@ -391,7 +397,8 @@ class StaleKeysAfterARollBack(Attention, breaks="roll-back"):
 
     def attend(self, x: Tensor, state: State, real: Tensor) -> Read:
         state = dict(state)
-        k, v = state.pop("stale_k", None), state.pop("stale_v", None)
+        k = state.pop("stale_k", None)
+        v = state.pop("stale_v", None)
         n = state["k"].shape[1]
         if k is None or k.shape[1] <= n + x.shape[1]:
             return super().attend(x, state, real)
@@ -464,7 +471,8 @@ class Slots:
     __slots__ = ("h", "tokens")
 
     def __init__(self, h: Tensor, tokens: Tensor) -> None:
-        self.h, self.tokens = h, tokens
+        self.h = h
+        self.tokens = tokens
 
 
 class GrowsInSlots(Gated, breaks="bounded"):

@@ -36,7 +36,8 @@ RNNS: dict[str, tuple[type[nn.RNNBase], dict[str, Any]]] = {
 def test_recurrent_modules_read_as_torch_does_and_break_no_law(
     kind: type[nn.RNNBase], options: dict[str, Any]
 ) -> None:
-    module, x = kind(4, 6, **options), torch.randn(3, 5, 4)
+    module = kind(4, 6, **options)
+    x = torch.randn(3, 5, 4)
     model = Recurrent(module, "module = given")
     outputs, state = model.read(x, model.start(3))
     own = module(x)[0] if module.batch_first else module(x.transpose(0, 1))[0].transpose(0, 1)
@@ -46,7 +47,8 @@ def test_recurrent_modules_read_as_torch_does_and_break_no_law(
     made_from = ("start", "read", "read_padded", "select", "copy")
     exec(model.source(made_from), made)
     script = SimpleNamespace(**made)
-    rows, lengths = torch.tensor([2, 2, 0]), torch.tensor([5, 1, 3])
+    rows = torch.tensor([2, 2, 0])
+    lengths = torch.tensor([5, 1, 3])
     _, theirs = script.read(x, script.start(3))
     _, theirs = script.read_padded(x, script.copy(theirs), lengths, "right")
     _, ours = model.read_padded(x, model.copy(state), lengths, "right")
@@ -103,7 +105,8 @@ class Summing(nn.Module):
 
     def __init__(self, logits: str = "logits", cache: str = "past_key_values") -> None:
         super().__init__()
-        self.embedding, self.names = nn.Embedding(7, 7), (logits, cache)
+        self.embedding = nn.Embedding(7, 7)
+        self.names = (logits, cache)
 
     def forward(
         self, input_ids: Tensor, past_key_values: Any = None, attention_mask: Any = None

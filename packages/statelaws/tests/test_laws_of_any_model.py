@@ -36,7 +36,8 @@ def test_a_planted_bug_is_caught_by_the_law_that_names_it(
         return
     assert finding.script is not None
     assert len(finding.script.splitlines()) < 25
-    model, printed = kind(), io.StringIO()
+    model = kind()
+    printed = io.StringIO()
     model.module.eval()
     monkeypatch.chdir(tmp_path)
     with contextlib.redirect_stdout(printed), torch.enable_grad():

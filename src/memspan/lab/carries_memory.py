@@ -23,10 +23,12 @@ class CarriesMemory:
         self.module: nn.Module = module
         self._model = module
         if isinstance(module, LanguageModel):
-            backbone, self.inputs = module.backbone, Inputs(vocab_size=module.vocab_size)
+            backbone = module.backbone
+            self.inputs = Inputs(vocab_size=module.vocab_size)
         else:
             dtype = next(module.parameters()).dtype
-            backbone, self.inputs = module, Inputs(width=module.config.d_model, dtype=dtype)
+            backbone = module
+            self.inputs = Inputs(width=module.config.d_model, dtype=dtype)
         self.claims = Claims(
             cuts=backbone.cut_invariant(),
             padding=frozenset({"right", "left", "left-continued"}),

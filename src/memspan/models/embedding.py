@@ -41,7 +41,8 @@ class Embedding(nn.Module):
                 f"{vocab_size}: lower or drop --embedding.cutoffs"
             )
         d_embed = config.d_embed or d_model
-        self.d_model, self.vocab_size = d_model, vocab_size
+        self.d_model = d_model
+        self.vocab_size = vocab_size
         self.scale = d_model**0.5 if config.scale else 1.0
         self.edges = (0, *config.cutoffs, vocab_size) if config.div_val > 1 else (0, vocab_size)
         sizes = [high - low for low, high in zip(self.edges, self.edges[1:], strict=False)]
@@ -86,7 +87,8 @@ class Embedding(nn.Module):
             return x if self.scale == 1 else x * self.scale
         x = table.new_zeros(*tokens.shape, self.d_model)
         for i, (table, projection) in enumerate(zip(self.tables, self.projections, strict=True)):
-            low, high = self.edges[i], self.edges[i + 1]
+            low = self.edges[i]
+            high = self.edges[i + 1]
             # The first and last clusters are open-ended, so that the look-up refuses ids outside.
             here = (tokens >= low) | (i == 0)
             if i < len(self.tables) - 1:
@@ -119,7 +121,8 @@ class Head(nn.Module):
         )
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(len(t))) for t in self.tables)
         first_tied = {"none": n_clusters, "all-but-first": 1, "all": 0}[config.tie_projections]
-        self.projected, self.projections = embedding.projected, nn.ParameterList()
+        self.projected = embedding.projected
+        self.projections = nn.ParameterList()
         for i in range(n_clusters if self.projected else 0):
             source = embedding.projections[i if self.by_cluster else 0]
             tied = i >= first_tied
@@ -167,7 +170,8 @@ class Head(nn.Module):
         """
         if not is_itself(self, Head):
             return losses_of(self(hidden), targets)
-        x, words = hidden.flatten(0, -2), targets.flatten()
+        x = hidden.flatten(0, -2)
+        words = targets.flatten()
         loss = partial(nats, recompute=self.recompute)
         if len(self.edges) == 2:
             return loss(partial(self._cluster, i=0), x, words).view_as(targets)

@@ -27,7 +27,8 @@ class BufferedReader(VectorReader, Generic[M]):
     def __init__(self, backbone: Backbone[M], memory: M) -> None:
         super().__init__(backbone, memory.batch_size)
         self.watch = Watch(backbone)
-        self._rows, self._device = Rows.of(memory), memory.tokens_seen.device
+        self._rows = Rows.of(memory)
+        self._device = memory.tokens_seen.device
         self._tokens_seen = memory.tokens_seen
 
     @property
@@ -38,7 +39,8 @@ class BufferedReader(VectorReader, Generic[M]):
 
     @_tokens_seen.setter
     def _tokens_seen(self, seen: Tensor) -> None:
-        self._seen_before, self._n_read = seen, 0
+        self._seen_before = seen
+        self._n_read = 0
 
     @property
     @by_one_thread
@@ -59,7 +61,8 @@ class BufferedReader(VectorReader, Generic[M]):
         self.watch.refuse_changes()
         if starts is None:
             return self._read(x)
-        parts, starts = [], starts.cpu()
+        parts = []
+        starts = starts.cpu()
         inside = starts.any(0).nonzero().flatten().tolist()
         for start, end in pairwise(sorted({0, *inside, x.shape[1]})):
             self.reset(starts[:, start])
@@ -103,7 +106,8 @@ class InPlaceReader(BufferedReader[M]):
     def __init__(self, backbone: Backbone[M], memory: M, layered: Sequence[str]) -> None:
         super().__init__(backbone, memory)
         self._dtype = torch.promote_types(self._expected[1].dtype, torch.float32)
-        self._kind, tensors = type(memory), memory.tensors()
+        self._kind = type(memory)
+        tensors = memory.tensors()
         # Copies, since they are changed in place; contiguous, as steps in C take them.
         self._layers = {
             name: [

@@ -103,7 +103,8 @@ def kind(name: str) -> str:
 
 
 def _std(name: str, parameter: Tensor, n_layers: int, factors: Mapping[str, float]) -> float:
-    of_kind, terms = kind(name), float(parameter.shape[-1])
+    of_kind = kind(name)
+    terms = float(parameter.shape[-1])
     if of_kind == "residual":
         terms *= 2 * n_layers
     elif of_kind == "position":

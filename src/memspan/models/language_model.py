@@ -67,7 +67,8 @@ class LanguageModel(nn.Module):
         embedding = EmbeddingConfig() if embedding is None else embedding
         check_parts(vocab_size, backbone, embedding)
         refuse_oversized_model(backbone, vocab_size, embedding)
-        self.vocab_size, self._embedding_options = vocab_size, embedding
+        self.vocab_size = vocab_size
+        self._embedding_options = embedding
         self.embedding = Embedding(vocab_size, backbone.d_model, embedding)
         self.head = Head(self.embedding, embedding)
         self.output_dropout = dropout_layer(embedding.output_dropout)
@@ -213,7 +214,8 @@ class LanguageModel(nn.Module):
         if targets is None:
             logits = self.head(hidden)
         else:
-            losses, n_scored = self._losses(hidden, targets), (targets != NOT_SCORED).sum()
+            losses = self._losses(hidden, targets)
+            n_scored = (targets != NOT_SCORED).sum()
         return Output(out.memory, out.auxiliary_loss, logits, losses, n_scored, out.statistics)
 
     def _embed(self, tokens: Tensor) -> Tensor:
@@ -312,12 +314,14 @@ class Reader:
         options: dict[str, object],
         precision: Precision | None = None,
     ) -> None:
-        self._model, self._precision = model, precision
+        self._model = model
+        self._precision = precision
         if memory is None:
             memory = model.initial_memory(batch_size)
         memory = model.backbone.own_memory(memory, batch_size)
         self._rows = memory.batch_size
-        self._by_call, self._of = _by_call(model), model.backbone
+        self._by_call = _by_call(model)
+        self._of = model.backbone
         self.in_use = threading.RLock()
         if self._by_call and options:
             raise MemspanError(

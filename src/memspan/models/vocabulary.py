@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 @torch.no_grad()
 def resize(model: LanguageModel, vocab_size: int) -> None:
     """See :meth:`memspan.LanguageModel.resize_token_embeddings`."""
-    embedding, head = model.embedding, model.head
+    embedding = model.embedding
+    head = model.head
     _refuse(embedding, head, vocab_size)
     refuse_oversized_model(model.backbone.config, vocab_size, model._embedding_options)
     # Without clusters of their own tables, the last cluster's rows are the end of the only table.
-    begin, in_table = head.edges[-2], 0 if head.by_cluster else head.edges[-2]
+    begin = head.edges[-2]
+    in_table = 0 if head.by_cluster else head.edges[-2]
     n_rows = vocab_size - begin + in_table
     tied = tied_names(model)
     for rows in (embedding.tables, head.tables, head.biases):

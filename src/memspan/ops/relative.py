@@ -55,7 +55,8 @@ class Positions(NamedTuple):
                 f"queries and keys do not fit together: {[*q.shape]} and {[*k.shape]}; pass "
                 "[B, H, T, K] and [B, H, S, K]"
             )
-        (batch, n_heads, n_queries, width), n_keys = q.shape, k.shape[2]
+        batch, n_heads, n_queries, width = q.shape
+        n_keys = k.shape[2]
         if n_keys < n_queries:
             raise MemspanError(
                 f"{n_queries} queries need as many keys or more, not {n_keys}: keys are those of "
@@ -136,7 +137,9 @@ def relative_attention(
     check_shape("v", v, "[B, H, S, V]", *k.shape[:3], *v.shape[-1:])
     check_shape("received", received, "[B, S]", k.shape[0], k.shape[2])
     # Under autocast, projections are bfloat16 and biases float32.
-    k, v, positions = k.to(q.dtype), v.to(q.dtype), positions.to(q.dtype)
+    k = k.to(q.dtype)
+    v = v.to(q.dtype)
+    positions = positions.to(q.dtype)
     inputs = _Inputs(q, k, v, positions, mask, dropout, received)
     run = choose(IMPLEMENTATIONS, implementation, inputs)
     if not q.numel():
@@ -172,8 +175,11 @@ def _reference(inputs: _Inputs) -> Tensor:
 def _weights(q: Tensor, k: Tensor, positions: Positions, mask: Tensor | None) -> Tensor:
     """``softmax_j(A)``, term by term: ``[B, H, T, S]``."""
     n_heads, n_distances, width = positions.keys.shape
-    n_queries, n_keys = q.shape[2], k.shape[2]
-    u, w, s = positions.content_bias, positions.position_bias, positions.scores
+    n_queries = q.shape[2]
+    n_keys = k.shape[2]
+    u = positions.content_bias
+    w = positions.position_bias
+    s = positions.scores
     zero = q.new_zeros(n_heads, width)
     u, w = (zero if bias is None else bias for bias in (u, w))
     s = q.new_zeros(n_heads, n_distances) if s is None else s
@@ -220,7 +226,8 @@ def _by_heads(inputs: _Inputs, run: Callable[..., Tensor]) -> Tensor:
 
 def _fold_biases(q: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
     """Rewrite the scores with one query: ``(q+u).k + (q+u).R + [(v-u).R + S]``."""
-    scores, shift = positions.scores, positions.position_bias
+    scores = positions.scores
+    shift = positions.position_bias
     if positions.content_bias is not None:
         q = q + positions.content_bias[:, None]
         shift = -positions.content_bias if shift is None else shift - positions.content_bias
@@ -431,7 +438,8 @@ def attend_one(
         position_scores[:, None], q.transpose(0, 1), position_keys.transpose(1, 2)
     )
     position = position.transpose(0, 1).reshape(batch * n_heads, 1, k.shape[2])
-    keys, values = k.flatten(0, 1), v.flatten(0, 1)
+    keys = k.flatten(0, 1)
+    values = v.flatten(0, 1)
     q = q.reshape(batch * n_heads, 1, width)
     scores = torch.baddbmm(position, q, keys.transpose(1, 2), beta=scale, alpha=scale)
     if mask is not None:

@@ -250,7 +250,8 @@ class Bench:
         for pair in compared.equal:
             apart = difference(pair[0].value, pair[1].value) / within.deviation
             if apart > judged.difference:
-                judged.difference, judged.pair = apart, pair
+                judged.difference = apart
+                judged.pair = pair
         return judged, compared
 
     def _reference(self, law: Law, case: Case) -> Reference:
@@ -335,7 +336,8 @@ class Bench:
             except Exception:
                 continue
             if tried.broken and tried.difference > enough:
-                case, judged = candidate, tried
+                case = candidate
+                judged = tried
                 smaller = iter(_smaller(case))
         if not self._again(law, case, judged.reference):
             self._past.append(law.name)
@@ -344,7 +346,8 @@ class Bench:
         assert judged.reading
         assert judged.pair
         expected, seen = (each.text for each in judged.pair)
-        shown, detail = f"({expected} - {seen}).abs().max().item()", str(case)
+        shown = f"({expected} - {seen}).abs().max().item()"
+        detail = str(case)
         shapes = [list(each.value.shape) for each in judged.pair]
         if shapes[0] != shapes[1]:
             shown = f"{expected}.shape, {seen}.shape"
@@ -418,7 +421,8 @@ class Bench:
                 after, _ = reading.read_all(reading.x, case.pieces)
             except Exception:
                 return None
-            first, last = join(before), join(after)
+            first = join(before)
+            last = join(after)
             apart = difference(first.value, last.value)
             if apart > within.threshold * within.deviation:
                 shown = f"({first.text} - {last.text}).abs().max().item()"
@@ -444,7 +448,8 @@ def _smaller(case: Case) -> Iterator[Case]:
     """Cases with fewer tokens, cuts or rows, the much smaller first."""
     pieces = case.pieces
     if len(pieces) > 3:
-        first, second = pieces[: len(pieces) // 2], pieces[len(pieces) // 2 :]
+        first = pieces[: len(pieces) // 2]
+        second = pieces[len(pieces) // 2 :]
         for half in (first, second):
             if len(half) > 1:
                 yield replace(case, pieces=half)

@@ -38,7 +38,8 @@ def without_effect(model: Stateful[Any], tokens: int = 24, seed: int = 0) -> NoE
     """Read on once from a state and once from an empty one, and say so if outputs are the same bits."""
     half = tokens // 2
     reading = Reading(model, Case(2, (half, tokens - half)), seed, Path())
-    x, other = reading.x, reading.other[:2]
+    x = reading.x
+    other = reading.other[:2]
 
     def after(inputs: Named | None) -> Named:
         torch.manual_seed(seed)
@@ -55,7 +56,8 @@ def without_effect(model: Stateful[Any], tokens: int = 24, seed: int = 0) -> NoE
                 if difference(outputs(part, x), outputs(part, None)) > 0:
                     return None
             states = [leaves_of(after(inputs).value) for inputs in (x, other)]
-            whole, anew = outputs(x, None), outputs(x[:, half:], None)
+            whole = outputs(x, None)
+            anew = outputs(x[:, half:], None)
         except Exception:
             # The laws say what it cannot do.
             return None

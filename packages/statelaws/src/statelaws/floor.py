@@ -144,7 +144,8 @@ def _again(compute: Callable[[], Tensor], seed: int) -> Tensor:
 def _change(
     compute: Callable[[], Tensor], outputs: Tensor, module: nn.Module, seed: int, bits: IdleBits
 ) -> float:
-    generator, apart = torch.Generator().manual_seed(seed), 0.0
+    generator = torch.Generator().manual_seed(seed)
+    apart = 0.0
     for _ in range(PERTURBATIONS):
         with perturbed(module, generator, bits):
             apart = max(apart, difference(outputs, _again(compute, seed)))

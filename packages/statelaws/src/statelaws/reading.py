@@ -43,7 +43,8 @@ class Reading:
         self.other = self._drawn("other", case.rows + 2, generator)
 
     def _drawn(self, name: str, rows: int, generator: torch.Generator) -> Named:
-        inputs, shape = self.model.inputs, (rows, self.case.tokens)
+        inputs = self.model.inputs
+        shape = (rows, self.case.tokens)
         seed = int(torch.randint(2**31, (), generator=generator))
         among = self._among if name == "other" else lambda tokens: tokens
         value = among(inputs.draw(*shape, torch.Generator().manual_seed(seed)))
@@ -124,7 +125,8 @@ class Reading:
     ) -> tuple[list[Named], Named]:
         """Read the first ``sum(pieces)`` of ``inputs``, a call for each of ``pieces`` that is not 0."""
         state = self.start(len(inputs.value)) if state is None else state
-        outputs, at = [], 0
+        outputs = []
+        at = 0
         tokens = inputs.value.shape[1]
         for piece in filter(None, pieces):
             stop = at + piece

@@ -36,7 +36,8 @@ def script(model: Stateful[Any], lines: Sequence[str], shown: str, comment: str)
     last = max(
         (i for i, line in enumerate(lines) if names & _words(line.partition(" = ")[0])), default=0
     )
-    inputs, calls = lines[:2], lines[2 : last + 1]
+    inputs = lines[:2]
+    calls = lines[2 : last + 1]
     used = _words("\n".join([*calls, shown]))
     inputs = [line for line in inputs if line.partition(" = ")[0] in used]
     head = ["import torch"]

@@ -35,7 +35,8 @@ class RunEndedError(Exception):
 
     def __init__(self, line: str, status: int) -> None:
         super().__init__(line)
-        self.line, self.status = line, status
+        self.line = line
+        self.status = status
 
 
 def launch(arguments: list[str], n_processes: int) -> int | None:

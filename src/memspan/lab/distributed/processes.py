@@ -192,12 +192,14 @@ def joined() -> Iterator[Processes]:
         if BY_US in os.environ:
             store: Store = FileStore(os.environ[BY_US])
             store.set_timeout(TIMEOUT)
-            rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            rank = int(os.environ["RANK"])
+            size = int(os.environ["WORLD_SIZE"])
         else:
             store, rank, size = next(iter(rendezvous("env://", timeout=TIMEOUT)))
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
-        failures, name = PrefixStore("memspan", store), f"{rank}"
+        failures = PrefixStore("memspan", store)
+        name = f"{rank}"
         agree_on_failures(lambda: failures.compare_set("failed", "", name) == name.encode())
         # Set here, since filters are process-wide and FSDP warns in every thread and pass.
         with warnings.catch_warnings():
@@ -221,7 +223,8 @@ def _wait_for_all() -> None:
     interpreter for that, and aborts the process if this is already shutting down."""
     x = torch.zeros(1)
     dist.all_reduce(x)
-    last, end = weakref.ref(x), time.monotonic() + LETTING_GO_SECONDS
+    last = weakref.ref(x)
+    end = time.monotonic() + LETTING_GO_SECONDS
     del x
     while last() is not None and time.monotonic() < end:
         time.sleep(0.001)

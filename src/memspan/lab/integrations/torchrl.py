@@ -58,7 +58,9 @@ class MemoryModule(TensorDictModuleBase):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self.backbone = backbone
-        self.in_key, self.out_key, self.memory_key = in_key, out_key, memory_key
+        self.in_key = in_key
+        self.out_key = out_key
+        self.memory_key = memory_key
         # Each tensor is a key: TorchRL's estimators do not take nested tensordicts.
         fields = list(backbone.initial_memory(1).tensors())
         self.in_keys = [in_key, "is_init", *((memory_key, name) for name in fields)]
@@ -86,7 +88,8 @@ class MemoryModule(TensorDictModuleBase):  # type: ignore[misc]
             raise MemspanError(
                 "there is no entry 'is_init': put InitTracker() into the environment"
             )
-        x, starts = slices.get(self.in_key), starts.reshape(slices.shape)
+        x = slices.get(self.in_key)
+        starts = starts.reshape(slices.shape)
         stored = slices.get(self.memory_key, None)
         if recurrent:
             hidden = self._read_slices(x, starts, stored)
@@ -97,7 +100,8 @@ class MemoryModule(TensorDictModuleBase):  # type: ignore[misc]
                     "make_tensordict_primer() into the environment"
                 )
             out = self.backbone(x, self._memory(stored, len(x)), starts=starts)
-            hidden, after = out.hidden, TensorDict(out.memory.tensors(), [len(x)])
+            hidden = out.hidden
+            after = TensorDict(out.memory.tensors(), [len(x)])
             tensordict.set(("next", self.memory_key), after.reshape(tensordict.shape))
         tensordict.set(self.out_key, hidden.reshape(*tensordict.shape, -1))
         return tensordict
@@ -109,7 +113,8 @@ class MemoryModule(TensorDictModuleBase):  # type: ignore[misc]
         if stored is not None:
             # Slice samplers mark where slices begin. At an episode's start nothing has been stored.
             marked = starts & (stored["tokens_seen"] > 0)
-            first, starts = first | marked, starts & ~marked
+            first = first | marked
+            starts = starts & ~marked
         begins = first.flatten().nonzero().flatten()
         lengths = begins.diff(append=begins.new_tensor([first.numel()]))
         pieces, starts = (

@@ -122,7 +122,8 @@ def read_state(folder: Path) -> State:
 
 def write_tensors(folder: Path, saved: Checkpoint, bound: Mapping[str, str]) -> dict[str, str]:
     """Write both files of tensors; the checksums of all files, ``bound`` included, by name."""
-    about, files = header(saved.state, bound), {WEIGHTS: saved.weights, TRAINING: saved.training}
+    about = header(saved.state, bound)
+    files = {WEIGHTS: saved.weights, TRAINING: saved.training}
     sums = {
         name: save_tensors(folder / name, tensors, about, make_folder=False)
         for name, tensors in files.items()
@@ -197,7 +198,8 @@ def check_fit(
     except (RuntimeError, TypeError, MemspanError) as error:
         # Sizes too large to compute with.
         raise _misfit(folder, error) from None
-    wanted, given = _forms(weights_of(model)), _forms(weights)
+    wanted = _forms(weights_of(model))
+    given = _forms(weights)
     if differ := sorted(dict(wanted.items() ^ given.items())):
         name = differ[0]
         reason = f"{name} is {given.get(name, 'missing')}, not {wanted.get(name, 'there')}"

@@ -147,7 +147,8 @@ def _add(
     lock: RunLock, state: State, best: bool, keep: int, write: Callable[[Path], dict[str, str]]
 ) -> None:
     """``write`` fills the folder of a checkpoint, and returns the checksums of its files."""
-    folder, building = lock.folder, _building(lock.folder, state["step"])
+    folder = lock.folder
+    building = _building(lock.folder, state["step"])
     target = _step_folder(folder, state["step"])
     try:
         if not target.exists():
@@ -231,7 +232,8 @@ def recover(folder: Path, state: State, keep: int) -> None:
     best = state["best_step"]
     _settle(folder, best, keep)
     step = state["step"] if best is None else best
-    source, published = _step_folder(folder, step), folder / WEIGHTS
+    source = _step_folder(folder, step)
+    published = folder / WEIGHTS
     with contextlib.suppress(MemspanError):
         about = checked_header(published)
         refuse_changes(folder, about)

@@ -59,7 +59,8 @@ def place_of(path: str | Path) -> Place:
     whole = folder if folder.parent.name == CHECKPOINTS else Path(os.path.abspath(folder))
     if whole.parent.name != CHECKPOINTS or not (whole.parents[1] / "config.toml").is_file():
         return Place(folder, None)
-    run, name = whole.parents[1], whole.name
+    run = whole.parents[1]
+    name = whole.name
     if name == BEST:
         with contextlib.suppress(OSError):
             name = read_limited(whole, 100).decode(errors="replace").strip()

@@ -78,7 +78,8 @@ def trained(folder: str | Path) -> tuple[Place, RunConfig[BackboneConfig]]:
     Raises:
         MemspanError: not a run, or one without weights yet.
     """
-    config, place = load_config(Path(folder)), place_of(folder)
+    config = load_config(Path(folder))
+    place = place_of(folder)
     if place.checkpoint is None and not (place.run / WEIGHTS).exists():
         if not checkpoints.steps_of(place.run):
             raise checkpoints.no_checkpoint(place.run)
@@ -114,7 +115,8 @@ def load(folder: str | Path, device: str = "cpu") -> Run:
         stored, header = load_tensors(place.run / WEIGHTS)
     else:
         stored, header = checkpoints.weights_at(place.checkpoint)
-    weights, named = widened(stored), run_folder(folder)
+    weights = widened(stored)
+    named = run_folder(folder)
     refuse_changes(place.run, header)
     check_fit(named, config, tokenizer.vocab_size, weights)
     # Weights are drawn and then overwritten: the caller's random numbers stay what they were.
@@ -122,7 +124,8 @@ def load(folder: str | Path, device: str = "cpu") -> Run:
         model = LanguageModel(tokenizer.vocab_size, config.model, config.embedding)
     load_weights(model, weights, named)
     try:
-        step, corpus = int(header["step"]), recorded(json.loads(header.get("corpus", "{}")))
+        step = int(header["step"])
+        corpus = recorded(json.loads(header.get("corpus", "{}")))
     except (LookupError, ValueError, RecursionError) as error:
         raise MemspanError(f"{named / WEIGHTS} is damaged ({error}): restore it") from None
     return Run(named, config, tokenizer, model.to(device).eval(), step, corpus)
@@ -177,7 +180,8 @@ def options_of(
     """The options of ``initial_memory`` and those of ``reader``; None is left out. ``others``: options
     that may have been meant by an unknown one."""
     given = {name: value for name, value in options.items() if value is not None}
-    parts, known = [], list(others)
+    parts = []
+    known = list(others)
     for kind in (run.config.model.memory_options, run.config.model.reader_options):
         names = [field.name for field in dataclasses.fields(kind) if field.name in given]
         known += [field.name for field in dataclasses.fields(kind)]

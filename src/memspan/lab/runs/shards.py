@@ -120,7 +120,8 @@ class _Tensors(Mapping[str, Tensor]):
     """Tensors that a function returns, by their names there."""
 
     def __init__(self, names: Mapping[str, str], tensor: Callable[[str], Tensor]) -> None:
-        self._names, self._tensor = names, tensor
+        self._names = names
+        self._tensor = tensor
 
     def __getitem__(self, name: str) -> Tensor:
         return self._tensor(self._names[name])

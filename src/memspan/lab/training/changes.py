@@ -32,7 +32,8 @@ MOVABLE = (*(f"data.{name}" for name in TEXTS), "data.field")
 
 def changes(before: RunConfig[BackboneConfig], after: RunConfig[BackboneConfig]) -> Changes:
     """The options that differ, in the order of the dataclasses."""
-    ours, theirs = _flat(before), _flat(after)
+    ours = _flat(before)
+    theirs = _flat(after)
     names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
     return {name: [ours.get(name), theirs.get(name)] for name in names}
 

@@ -272,7 +272,8 @@ def estimate(
 
 def _vocabulary_and_steps(config: Run) -> tuple[int, int]:
     """Size of the vocabulary, as large as it may be, and updates of the run, without a download."""
-    data, options = config.data, config.train
+    data = config.data
+    options = config.train
     vocab_size = 256 if data.tokenizer == "bytes" else data.vocab_size
     if vocab_size is not None and options.epochs is None:
         return vocab_size, options.updates(0)

@@ -98,7 +98,8 @@ def _json_lines(folder: Path, step: int) -> Logger:
 def keep_sample(folder: Path, step: int, text: str) -> None:
     """Add a text that the model wrote after ``step`` updates to ``samples.jsonl`` in the run's folder,
     in place of those of this step and later ones, which a run that was cut may have left."""
-    path, kept = folder / SAMPLES, []
+    path = folder / SAMPLES
+    kept = []
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
@@ -184,13 +185,16 @@ class MetricLogger:
     """Collects losses from record to record."""
 
     def __init__(self, state: TrainingState, loggers: Sequence[Logger], console: Console) -> None:
-        self._state, self._loggers, self._console = state, loggers, console
+        self._state = state
+        self._loggers = loggers
+        self._console = console
         self._losses: list[Tensor] = []
         self.restart_clock()
 
     def restart_clock(self) -> None:
         """Measure the speed from here on: before, other work than training was done."""
-        self._start, self._tokens_before = time.perf_counter(), self._state.tokens_read
+        self._start = time.perf_counter()
+        self._tokens_before = self._state.tokens_read
 
     def add(self, loss: Tensor | None) -> None:
         """Add an update's mean loss in nats per token, None if it was skipped."""
@@ -207,7 +211,8 @@ class MetricLogger:
         state = self._state
         n_tokens = state.tokens_read - self._tokens_before
         speed = n_tokens / (time.perf_counter() - self._start)
-        text, losses = state.prepared.splits["train"], {}
+        text = state.prepared.splits["train"]
+        losses = {}
         short = "nan"
         if self._losses:
             nats = torch.stack(self._losses).mean().item()

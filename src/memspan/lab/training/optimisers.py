@@ -48,7 +48,8 @@ def _muon(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
             "install it, or choose adamw or sgd"
         )
     matrices, others = ([_part(group, wanted) for group in groups] for wanted in (True, False))
-    rate, momentum = config.learning_rate, config.beta1
+    rate = config.learning_rate
+    momentum = config.beta1
     muon = torch.optim.Muon(matrices, rate, momentum=momentum, adjust_lr_fn="match_rms_adamw")
     return _Together(muon, _adamw(others, config))
 
@@ -336,7 +337,8 @@ def learning_rate(step: int, optim: OptimConfig, steps: int) -> float:
     warmup-stable-decay: Hu et al. 2024 (arXiv 2404.06395), with a linear decay over a fifth of the run
     as in Hägele et al. 2024 (arXiv 2405.18392).
     """
-    peak, begin = optim.learning_rate, optim.warmup_steps
+    peak = optim.learning_rate
+    begin = optim.warmup_steps
     if step < begin:
         return peak * (step + 1) / begin
     if optim.schedule == "inverse-sqrt":

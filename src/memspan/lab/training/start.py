@@ -92,7 +92,8 @@ def train(
         folder = memspan.train(config, "runs/first")
         model = memspan.load(folder).model
     """
-    folder, console = Path(folder), console or Console(quiet=True)
+    folder = Path(folder)
+    console = console or Console(quiet=True)
     with _refusals(folder):
         _train(config, folder, init_from, console, processes, optimiser, on_stop)
     return folder
@@ -270,7 +271,8 @@ def _refuse_changes(
 ) -> None:
     """Refuse options that the run cannot continue with, and a corpus that is not there."""
     refuse_fixed(changed, folder, begun)
-    longest, segment_length = config.model.longest_segment, config.train.segment_length
+    longest = config.model.longest_segment
+    segment_length = config.train.segment_length
     if "train.segment_length" in changed and longest is not None and segment_length > longest:
         raise MemspanError(
             f"{folder} has learned positions for segments of at most {longest} tokens: lower "
@@ -342,7 +344,8 @@ def _with_absolute_paths(
     config: RunConfig[BackboneConfig], but: DataConfig | None = None
 ) -> RunConfig[BackboneConfig]:
     """``config`` with the paths of its texts and tokeniser absolute, except those that ``but`` has."""
-    data, found = config.data, dict[str, Any]()
+    data = config.data
+    found = dict[str, Any]()
     for name in TEXTS:
         if (path := getattr(data, name)) is not None:
             found[name] = located(path)

@@ -97,8 +97,11 @@ class TrainingState:
         """The state before the first step, in each of ``processes``, with the weights of ``source``."""
         options = config.train
         refuse_sharing(config, processes)
-        self.processes, self.rows = processes, processes.rows(options.batch_size)
-        self.config, self.prepared, self.device = config, prepared, device
+        self.processes = processes
+        self.rows = processes.rows(options.batch_size)
+        self.config = config
+        self.prepared = prepared
+        self.device = device
         self.precision = precision_of(options, device)
         torch.manual_seed(options.seed)
         # First: refuses more rows than the text has before memory is made for them.
@@ -118,7 +121,8 @@ class TrainingState:
         self.parallel = parallel_model(self.model, options.parallel, self.mesh)
         self.optimiser = Optimiser(self.model, config.optim, optimiser)
         self.health = Health()
-        self.step, self.best = 0, math.inf
+        self.step = 0
+        self.best = math.inf
         self.best_step: int | None = None
         self.unimproved = 0
         """Validations in a row that did not lower the best score by early stopping's threshold."""
@@ -169,7 +173,8 @@ class TrainingState:
         improves = nats_per_token < self.best - self.config.train.early_stopping_threshold
         self.unimproved = 0 if improves else self.unimproved + 1
         if nats_per_token < self.best:
-            self.best, self.best_step = nats_per_token, self.step
+            self.best = nats_per_token
+            self.best_step = self.step
 
     def snapshot(self) -> Checkpoint:
         """The state as it is now; this process's part of whatever is shared."""
@@ -232,7 +237,8 @@ class TrainingState:
 
     def restore(self, saved: Checkpoint, folder: Path) -> None:
         """The inverse of :meth:`snapshot`."""
-        ours, theirs = self.optimiser.name, saved.state.get("optimiser")
+        ours = self.optimiser.name
+        theirs = saved.state.get("optimiser")
         if theirs not in (None, ours):
             raise MemspanError(
                 f"{folder} was trained by {theirs}, not by {ours}: resume it with the function that "

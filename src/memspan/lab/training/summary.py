@@ -32,7 +32,8 @@ LEAST_WORTH = 0.002
 
 def introduce(console: Console, state: TrainingState, folder: Path) -> None:
     """Say what is about to be trained, on what, and where it is written."""
-    text, config = state.prepared.splits["train"], state.config
+    text = state.prepared.splits["train"]
+    config = state.config
     n_parameters = sum(p.numel() for p in state.model.parameters())
     options = config.train
     left = options.tokens_read(state.steps) - options.tokens_read(state.step)
@@ -63,7 +64,8 @@ def introduce(console: Console, state: TrainingState, folder: Path) -> None:
 
 def conclude(console: Console, state: TrainingState, folder: Path) -> None:
     """Say what was written, how the model goes on after held-out text, its scores, and what is next."""
-    say, validation = console.print, Validation(state)
+    say = console.print
+    validation = Validation(state)
     if state.health != Health():
         say(f"{state.health}", highlight=False)
     say("\nwritten:", style="bold")
@@ -101,7 +103,8 @@ def _show_score(
     console: Console, state: TrainingState, validation: Validation, text: bytes, folder: Path
 ) -> None:
     """Show the model's score, with and without memory, and a compressor's; keep them in the folder."""
-    config, say = state.config, console.print
+    config = state.config
+    say = console.print
     scores = validation.score(1)
     n_tokens = config.train.evaluate_tokens
     whole = not 0 < n_tokens < len(state.prepared.splits["validation"].tokens)

@@ -49,7 +49,8 @@ def unbreakable_output() -> Iterator[None]:
                 file=stderr,
             )
 
-    stdout, stderr = sys.stdout, sys.stderr
+    stdout = sys.stdout
+    stderr = sys.stderr
     # They are None if the caller closed them.
     with (
         redirect_stdout(stdout and Unbreakable(stdout, report)),
@@ -62,7 +63,9 @@ class Unbreakable(io.TextIOBase):
     """A text stream that drops what ``target`` cannot take; ``report`` is called the first time."""
 
     def __init__(self, target: TextIO, report: Callable[[OSError], None]) -> None:
-        self._target, self._report, self._reported = target, report, False
+        self._target = target
+        self._report = report
+        self._reported = False
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
@@ -164,7 +167,8 @@ def _bar(
     console: Console, line: tuple[str, str], total: int | None, **fields: Any
 ) -> Iterator[Callable[..., None]]:
     """A bar between the two texts of ``line``, and the time left; off a terminal, plain lines."""
-    left, right = line[0], line[1] + "{task.fields[rest]}"
+    left = line[0]
+    right = line[1] + "{task.fields[rest]}"
     columns = (
         TextColumn(left, markup=False),
         BarColumn(bar_width=20),
@@ -191,7 +195,8 @@ def _bar(
 
 def _time_left(seen: Sequence[tuple[float, int]], total: int | None) -> str:
     """The time until ``total`` at the mean speed of ``seen`` (times and counts); empty if unknown."""
-    (start, first), (now, last) = seen[0], seen[-1]
+    start, first = seen[0]
+    now, last = seen[-1]
     if total is None or last == first:
         return ""
     return f"  left {timedelta(seconds=round((now - start) * (total - last) / (last - first)))}"

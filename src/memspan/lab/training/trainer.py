@@ -44,7 +44,8 @@ class Checkpointer:
     def __init__(self, state: TrainingState, folder: Path, lock: RunLock | None) -> None:
         """``lock``: on the run's ``folder``; None in processes other than the first."""
         self.folder = folder
-        self._state, self._lock = state, lock
+        self._state = state
+        self._lock = lock
         self._keep = state.config.train.keep
         self._last: Future[None] | None = None
         self._thread = ThreadPoolExecutor(1, "memspan-save")
@@ -129,7 +130,9 @@ class Trainer:
     """Trains a run. Each of several processes has one, and only the first logs."""
 
     def __init__(self, state: TrainingState, checkpointer: Checkpointer, console: Console) -> None:
-        self.state, self.checkpointer, self.console = state, checkpointer, console
+        self.state = state
+        self.checkpointer = checkpointer
+        self.console = console
         self.updater = Updater(state)
 
     @sharing_cores()
@@ -141,7 +144,9 @@ class Trainer:
         Raises:
             MemspanError: a loss is not finite, the disk is full, the folder was moved or deleted.
         """
-        state, checkpointer, options = self.state, self.checkpointer, self.state.config.train
+        state = self.state
+        checkpointer = self.checkpointer
+        options = self.state.config.train
         introduce(self.console, state, checkpointer.folder)
         writes = state.processes.first
         logged = loggers(checkpointer.folder, options.tracker, state.step) if writes else []
@@ -197,7 +202,9 @@ class Trainer:
             raise MemspanError(f"{error}; {kept}") from None
 
     def _validate(self, metrics: MetricLogger) -> None:
-        state, options, validation = self.state, self.state.config.train, Validation(self.state)
+        state = self.state
+        options = self.state.config.train
+        validation = Validation(self.state)
         try:
             # Many streams: faster than one, and close enough to compare checkpoints.
             scores = validation.score(options.batch_size)

@@ -39,7 +39,8 @@ class Updater:
         Raises:
             NonFiniteError: one was not finite, and training is to stop then or does not recover.
         """
-        state, config = self.state, self.state.config
+        state = self.state
+        config = self.state.config
         state.model.train()
         state.streams.set_segment_length(config.train.segment_length_at(state.step))
         n_segments = config.train.segments_per_update(state.step)
@@ -84,7 +85,8 @@ class Updater:
                 assert output.losses is not None
                 loss = output.losses.sum() / per_pass + output.auxiliary_loss
                 pending = pending + loss / len(segments)
-                state.memory, self.statistics = output.memory, output.statistics
+                state.memory = output.memory
+                self.statistics = output.statistics
                 if n % state.config.train.gradient_segments == 0 or last:
                     pending.backward()
                     pending = torch.zeros((), device=state.device)

@@ -37,7 +37,8 @@ class Validation:
 
     def text(self) -> tuple[np.ndarray, np.ndarray | None]:
         """Tokens to score and, if the run resets memory at documents, where documents start."""
-        config, split = self.state.config, self.state.prepared.splits["validation"]
+        config = self.state.config
+        split = self.state.prepared.splits["validation"]
         tokens = split.tokens[: config.train.evaluate_tokens or None]
         return tokens, split.document_starts if config.data.document_reset else None
 
@@ -92,7 +93,8 @@ class Validation:
     @torch.no_grad()
     def statistics(self) -> Mapping[str, Tensor]:
         """What the architecture reports about one segment with memory before it, ``[L]`` each."""
-        state, options = self.state, self.state.config.train
+        state = self.state
+        options = self.state.config.train
         tokens, document_starts = self.text()
         state.model.eval()
         batch_size = min(options.batch_size, len(tokens))

@@ -71,7 +71,8 @@ def initialise_from(model: LanguageModel, tokenizer: Tokenizer, source: Run) -> 
         MemspanError: another width, other heads, another activation, a vocabulary that lacks tokens of
             the source's, or an unrelated architecture.
     """
-    ours, theirs = model.backbone.config, source.config.model
+    ours = model.backbone.config
+    theirs = source.config.model
     if ours.d_model != theirs.d_model:
         raise MemspanError(
             f"{source.folder} has d_model {theirs.d_model} and this model {ours.d_model}: "
@@ -145,7 +146,8 @@ def _with_rows(source: Run, rows: Tensor) -> dict[str, Tensor]:
 def _refuse_other_layers(ours: BackboneConfig, theirs: BackboneConfig, source: Run) -> None:
     """Refuse options with which the weights would mean something else."""
     for name in HEADS:
-        here, there = getattr(ours, name, None), getattr(theirs, name, None)
+        here = getattr(ours, name, None)
+        there = getattr(theirs, name, None)
         if None not in (here, there) and here != there:
             option = {
                 "head_width": "d_head",
@@ -173,7 +175,8 @@ def _differing(model: LanguageModel, source: Run) -> list[str]:
             if field.name not in ours.same_function and field.name not in theirs.same_function
         }
         for name in sorted(counted - {"n_layers", "d_ff"}):
-            here, there = getattr(ours, name), getattr(theirs, name, getattr(ours, name))
+            here = getattr(ours, name)
+            there = getattr(theirs, name, getattr(ours, name))
             if here != there:
                 lines.append(f"{section}.{name} {here}, there {there}")
     return lines
@@ -190,7 +193,8 @@ def _copy(model: LanguageModel, found: dict[str, Tensor], source: str) -> WarmSt
         if not own.is_floating_point():
             # Not a weight, but a count that the model keeps.
             continue
-        given, table = found.get(name), name.rpartition(".")[2] in model.backbone.tables
+        given = found.get(name)
+        table = name.rpartition(".")[2] in model.backbone.tables
         if given is not None and given.shape == own.shape:
             own.copy_(given)
             report.mapped.append(name)

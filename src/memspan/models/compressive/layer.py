@@ -44,7 +44,8 @@ class Compression(nn.Module):
 
     def __init__(self, config: CompressiveConfig) -> None:
         super().__init__()
-        self.kind, self.rate = config.compression, config.compression_rate
+        self.kind = config.compression
+        self.rate = config.compression_rate
         d_model = config.d_model
         if self.kind == "convolution":
             self.weight = nn.Parameter(torch.zeros(d_model, d_model, self.rate))
@@ -116,14 +117,17 @@ class Step:
         documents: Documents | None = None,
     ) -> Step:
         """The effect of ``n_tokens`` on the slots of ``memory``; ``rate``: c."""
-        slots, compressed_slots = memory.hidden.shape[-2], memory.compressed.shape[-2]
-        length, compressed_length = memory.length, memory.compressed_length
+        slots = memory.hidden.shape[-2]
+        compressed_slots = memory.compressed.shape[-2]
+        length = memory.length
+        compressed_length = memory.compressed_length
         added: int | Tensor = n_tokens
         end: int | Tensor = compressed_slots + slots + n_tokens
         if documents is not None:
             length = documents.unless_fresh(length)
             compressed_length = documents.unless_fresh(compressed_length)
-            added, end = documents.n_last, compressed_slots + slots + documents.lengths
+            added = documents.n_last
+            end = compressed_slots + slots + documents.lengths
         after = ops.append(length, compressed_length, added, slots, compressed_slots, rate)
         # As many runs as any phase can ask for: sizes do not depend on the counts.
         runs = -(-n_tokens // rate)
@@ -214,7 +218,8 @@ class CompressiveAttention(RelativeAttention):
     def initial_memory(self, batch_size: int) -> CompressiveLayerMemory:
         """A memory before the first token, of ``config.memory_length`` slots and
         ``config.compressed_length`` compressed ones."""
-        config, weight = self.config, self.content_bias
+        config = self.config
+        weight = self.content_bias
         hidden, compressed = (
             weight.new_zeros(batch_size, slots, config.d_model)
             for slots in (config.memory_length, config.compressed_length)
@@ -246,7 +251,8 @@ class CompressiveAttention(RelativeAttention):
         if shared is None:
             shared = self._pass_alone(x.shape[1], memory, implementation)
         step = shared.step
-        recent, compressed = memory.hidden.to(x.dtype), memory.compressed.to(x.dtype)
+        recent = memory.hidden.to(x.dtype)
+        compressed = memory.compressed.to(x.dtype)
         old = ops.pick(torch.cat([compressed, recent], 1), step.in_one_row)
         context = torch.cat([old, x], 1)
         received = x.new_zeros(context.shape[:2]) if shared.counts else None
@@ -261,7 +267,8 @@ class CompressiveAttention(RelativeAttention):
             loss = self._auxiliary_loss(leaving, new, (q, k, v), norm, shared)
             new = new if self.config.task_gradient else new.detach()
             compressed = ops.pick(torch.cat([compressed, new], 1), step.kept)
-        length, compressed_length = step.after.length, step.after.compressed_length
+        length = step.after.length
+        compressed_length = step.after.compressed_length
         after = CompressiveLayerMemory(
             where_in_use(newest(recent, x, shared.documents), length),
             where_in_use(compressed, compressed_length),
@@ -297,7 +304,8 @@ class CompressiveAttention(RelativeAttention):
 
         ``projected``: queries, keys and values of :meth:`project`.
         """
-        step, compression = shared.step, self.compression
+        step = shared.step
+        compression = self.compression
         if self.config.auxiliary_loss == "attention":
             q, k, v = (t.detach() for t in projected)
             return ops.attention_reconstruction(

@@ -104,7 +104,8 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
     def row_sizes(self) -> Mapping[str, tuple[int | None, ...]]:
         """See :meth:`Backbone.row_sizes`: any number of slots of each kind; compressed ones only where
         something compresses."""
-        layers, width = len(self.layers), self.config.d_model
+        layers = len(self.layers)
+        width = self.config.d_model
         compressed = None if self.config.compressed_length else 0
         return {"hidden": (layers, None, width), "compressed": (layers, compressed, width)}
 
@@ -173,7 +174,8 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
         """
         memory = self.initial_memory(x.shape[0]) if memory is None else memory
         span = self.span() if span is None else span
-        slots, n_tokens = sum(memory.slots().values()), x.shape[1]
+        slots = sum(memory.slots().values())
+        n_tokens = x.shape[1]
         x, documents = documents_of(x, starts, lengths, padding)
         used = memory.length + memory.compressed_length
         wants_shares = not self.training and implementation != "sdpa"
@@ -186,7 +188,10 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
             step=Step.of(memory, n_tokens, self.config.compression_rate, documents),
             counts=wants_shares or self.config.needs_received,
         )
-        h, after, losses, shares = self.dropout(x), [], [], []
+        h = self.dropout(x)
+        after = []
+        losses = []
+        shares = []
         for layer, before in zip(self.stack(), memory.layers(), strict=True):
             h, own, loss, received = self.run(layer, h, before, shared)
             after.append(own)
@@ -213,7 +218,8 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
         """
         layers: list[Tensor] = []
         self(x, memory, implementation="reference", attention_weights=layers)
-        slots, rate = sum(memory.slots().values()), self.config.compression_rate
+        slots = sum(memory.slots().values())
+        rate = self.config.compression_rate
         # Slots and tokens before the segment's first token; from it on, 0 and less.
         back = torch.arange(slots, -x.shape[1], -1, device=x.device)[None]
         length = memory.length[:, None]

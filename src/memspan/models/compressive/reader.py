@@ -41,7 +41,8 @@ class CompressiveReader(RelativeReader[CompressiveMemory]):
         return in_one_row(memory)
 
     def _fields(self, at: Tensor | slice, counts: dict[str, Tensor]) -> dict[str, Tensor]:
-        length, used = counts["length"], counts["compressed_length"]
+        length = counts["length"]
+        used = counts["compressed_length"]
         columns = ops.newest(self.compressed_slots, 0, torch.zeros_like(length), self._end - length)
         compressed = torch.stack([ops.pick(h[at], columns) for h in self._hidden], 1)
         return super()._fields(at, counts) | {"compressed": where_in_use(compressed, used)}
@@ -49,7 +50,8 @@ class CompressiveReader(RelativeReader[CompressiveMemory]):
     def _advance(self, n_new: int, documents: Documents | None, received: list[Tensor]) -> None:
         """Compress the slots that no longer fit, too."""
         counts, added = self._step_over(n_new, documents)
-        length, compressed = counts["length"], counts["compressed_length"]
+        length = counts["length"]
+        compressed = counts["compressed_length"]
         fits = documents is None and max(length.tolist(), default=0) + n_new <= self.slots
         if fits or not len(length):
             # Nothing leaves memory.

@@ -24,7 +24,8 @@ class FastWeightsReader(InPlaceReader[FastWeightsMemory]):
     def __init__(self, backbone: FastWeights, memory: FastWeightsMemory) -> None:
         super().__init__(backbone, memory, ("weights", "key_sum"))
         self.backbone = backbone
-        self._weights, self._key_sums = self._layers["weights"], self._layers["key_sum"]
+        self._weights = self._layers["weights"]
+        self._key_sums = self._layers["key_sum"]
 
     @cached_property
     def _projections(self) -> list[Tensor]:
@@ -34,7 +35,8 @@ class FastWeightsReader(InPlaceReader[FastWeightsMemory]):
     @cached_property
     def _step(self) -> CompiledStep | None:
         """The loop in C, if it supports these options and can run here."""
-        backbone, config = self.backbone, self.backbone.config
+        backbone = self.backbone
+        config = self.backbone.config
         dpfp = next(backbone.stack()).attention.feature_map()
         if (
             not isinstance(dpfp, DPFP)
@@ -87,17 +89,22 @@ class FastWeightsReader(InPlaceReader[FastWeightsMemory]):
         Query and key read the old weights in one product. What the token then writes adds ``(q . k) u``
         to the query's result.
         """
-        attention, config = layer.attention, self.backbone.config
+        attention = layer.attention
+        config = self.backbone.config
         x = F.linear(layer.before_attention(h), self._projections[n])
-        batch, n_heads, width = len(h), config.n_heads, config.head_width
+        batch = len(h)
+        n_heads = config.n_heads
+        width = config.head_width
         with torch.autocast(h.device.type, enabled=False):
             x = x.squeeze(1).to(self._dtype)
             inner = n_heads * width
             both = x[:, : 2 * inner].view(batch, 2, n_heads, width).transpose(1, 2)
             both = attention.features(both).flatten(0, 1)
-            q, k = both[:, :1], both[:, 1:]
+            q = both[:, :1]
+            k = both[:, 1:]
             u = x[:, 2 * inner : 3 * inner].reshape(-1, 1, width)
-            weights, z = self._weights[n].flatten(0, 1), self._key_sums[n].flatten(0, 1)
+            weights = self._weights[n].flatten(0, 1)
+            z = self._key_sums[n].flatten(0, 1)
             divided = config.normalisation == "attention"
             y, old = torch.bmm(both, weights).split(1, 1)
             if config.rule == "delta":

@@ -75,7 +75,8 @@ class FeedbackLayer(nn.Module):
         self.span_ratio = (
             None if config.adaptive_span is None else nn.Parameter(torch.zeros(config.n_heads))
         )
-        self.longest_span, self.span_ramp = config.memory_length, config.span_ramp
+        self.longest_span = config.memory_length
+        self.span_ramp = config.span_ramp
         # What dropout does here is drawn by the stack, for all layers and tokens at once.
         self.feed_forward = FeedForward(config.d_model, config.d_ff, config.activation, 0.0)
         self.attention_norm = nn.LayerNorm(config.d_model)
@@ -160,7 +161,8 @@ class Feedback(Backbone[FeedbackMemory]):
         self.value = nn.ModuleList(
             nn.Linear(config.d_model, inner, bias=config.has_value_bias) for _ in range(groups)
         )
-        norm, pre = partial(nn.LayerNorm, config.d_model), config.normalisation == "pre"
+        norm = partial(nn.LayerNorm, config.d_model)
+        pre = config.normalisation == "pre"
         self.memory_norm = norm() if pre and config.memory_norm else nn.Identity()
         learned = config.memory_vector == "learned"
         self.layer_weights = nn.Parameter(_first_layer_weights(config)) if learned else None
@@ -278,12 +280,14 @@ class Feedback(Backbone[FeedbackMemory]):
                 f"the {implementation} implementation supports neither adaptive spans nor changed "
                 "modules, such as hooks and adapters: drop them, or use the reference"
             )
-        n_old, x = _slots_in_use(memory) if n_old is None else n_old, self.dropout(x)
+        n_old = _slots_in_use(memory) if n_old is None else n_old
+        x = self.dropout(x)
         if implementation == "reference" or not fuses:
             h, vectors = self._reference(x, memory, self._draw(x, memory, n_old))
         else:
             h, vectors = self.through(self._fused, x, memory, n_old, implementation)
-        span, n_new = memory.vectors.shape[1], x.shape[1]
+        span = memory.vectors.shape[1]
+        n_new = x.shape[1]
         newest = [memory.vectors[:, n_new:].to(vectors.dtype), vectors[:, max(0, n_new - span) :]]
         memory = FeedbackMemory(
             tokens_seen=memory.tokens_seen + n_new,
@@ -304,7 +308,8 @@ class Feedback(Backbone[FeedbackMemory]):
 
     def _draw(self, x: Tensor, memory: FeedbackMemory, n_old: int) -> Dropout | None:
         """What dropout keeps of the segment ``x`` (None: all)."""
-        config, sizes = self.config, (self.config.n_layers, self.config.n_heads, self.config.d_ff)
+        config = self.config
+        sizes = (self.config.n_layers, self.config.n_heads, self.config.d_ff)
         if not self.training or not (config.dropout or config.attention_dropout):
             return None
         n_slots = min(memory.vectors.shape[1], n_old + x.shape[1] - 1)
@@ -322,13 +327,16 @@ class Feedback(Backbone[FeedbackMemory]):
         ``kept``: by dropout. ``attention_weights``: a list that receives each token's weights, layer
         after layer.
         """
-        span, length, mix = memory.vectors.shape[1], memory.length, self.mix()
+        span = memory.vectors.shape[1]
+        length = memory.length
+        mix = self.mix()
         slot = torch.arange(span, device=x.device)
         # Of each token before, keys and values: lists over layers of [B, H, K].
         past = [self.project(m) for m in memory.vectors.to(x.dtype).unbind(1)]
         masks = [layer.span_mask() for layer in self.stack()]
         factors = NO_DROPOUT if kept is None else kept.factors(self.dtype)
-        outputs, vectors = [], []
+        outputs = []
+        vectors = []
 
         def read(
             t: int, x_t: Tensor, past: list[tuple[list[Tensor], list[Tensor]]]
@@ -389,7 +397,8 @@ class Feedback(Backbone[FeedbackMemory]):
             return self._fold(span)
 
     def _fold(self, span: int) -> FoldedWeights:
-        layers, heads = list(self.stack()), (self.config.n_heads, self.config.head_width)
+        layers = list(self.stack())
+        heads = (self.config.n_heads, self.config.head_width)
         scale = self.config.head_width**-0.5
 
         def stacked(name: str) -> Tensor:
@@ -399,14 +408,19 @@ class Feedback(Backbone[FeedbackMemory]):
             rows = [weight.new_zeros(weight.shape[1]) if b is None else b for b in bias]
             return torch.cat([weight.transpose(1, 2), torch.stack(rows)[:, None]], 1)
 
-        query, u = stacked("query.weight"), stacked("content_bias")
-        gain, bias = stacked("attention_norm.weight"), stacked("attention_norm.bias")
-        ff_gain, ff_bias = stacked("feed_forward_norm.weight"), stacked("feed_forward_norm.bias")
+        query = stacked("query.weight")
+        u = stacked("content_bias")
+        gain = stacked("attention_norm.weight")
+        bias = stacked("attention_norm.bias")
+        ff_gain = stacked("feed_forward_norm.weight")
+        ff_bias = stacked("feed_forward_norm.bias")
         gains = biases = gain.new_empty(0)
         if self.config.normalisation == "post":
-            gains, biases = torch.stack([gain, ff_gain]), torch.stack([bias, ff_bias])
+            gains = torch.stack([gain, ff_gain])
+            biases = torch.stack([bias, ff_bias])
             # Nothing to fold: what the sub-layers are given is not normalised.
-            (gain, ff_gain), (bias, ff_bias) = torch.ones_like(gains), torch.zeros_like(biases)
+            gain, ff_gain = torch.ones_like(gains)
+            bias, ff_bias = torch.zeros_like(biases)
         query_bias = (query @ bias[:, :, None]).squeeze(2) + u.flatten(1)
         # Farthest first: the nearest keys are then a slice at the end.
         r = stacked("position_keys")[:, :span].flip(1)
@@ -479,7 +493,8 @@ class Feedback(Backbone[FeedbackMemory]):
         tokens of its own segment, too, through their memory vectors."""
         weights: list[Tensor] = []
         self._reference(x, memory, attention_weights=weights)
-        n_layers, span = len(self.layers), memory.vectors.shape[1]
+        n_layers = len(self.layers)
+        span = memory.vectors.shape[1]
         slot = torch.arange(span, device=x.device)
         return AttentionWeights(
             [torch.stack(weights[n::n_layers], 2) for n in range(n_layers)],

@@ -20,13 +20,15 @@ class FeedbackReader(BufferedReader[FeedbackMemory]):
     def __init__(self, backbone: Feedback, memory: FeedbackMemory) -> None:
         self._batch, self.span, _ = memory.vectors.shape
         super().__init__(backbone, memory)
-        self.backbone, self._n_heads = backbone, backbone.config.n_heads
+        self.backbone = backbone
+        self._n_heads = backbone.config.n_heads
         self._begin(memory.tokens_seen, memory.counts()["length"])
         self._span_masks = [layer.span_mask() for layer in backbone.stack()]
         # The loop that models train with, for a copy of their weights; none has learned spans.
         self._loop = None
         if backbone.can_fuse():
-            config, eps = backbone.config, next(backbone.stack()).attention_norm.eps
+            config = backbone.config
+            eps = next(backbone.stack()).attention_norm.eps
             weights = backbone.fold(self.span)
             self._loop = StreamingLoop(weights, self._batch, self.span, config.activation, eps)
         self._new_slots = new_slots if self._loop is None else self._loop.loops.new_slots
@@ -72,9 +74,11 @@ class FeedbackReader(BufferedReader[FeedbackMemory]):
 
     def _begin(self, tokens_seen: Tensor, length: Tensor) -> None:
         """Set each row's tokens seen and valid slots; the latter on the CPU."""
-        self._tokens_seen, self._old_length = tokens_seen, length
+        self._tokens_seen = tokens_seen
+        self._old_length = length
         lengths = length.tolist()
-        self._shortest, self._longest = min(lengths, default=0), max(lengths, default=0)
+        self._shortest = min(lengths, default=0)
+        self._longest = max(lengths, default=0)
 
     def _read(self, x: Tensor) -> Tensor:
         self._make_room(x.shape[1])
@@ -84,7 +88,8 @@ class FeedbackReader(BufferedReader[FeedbackMemory]):
         return torch.cat([self._read_piece(token) for token in x.split(1, 1)], 1)
 
     def _read_piece(self, x: Tensor) -> Tensor:
-        n_new, valid = x.shape[1], min(self._longest + self._n_read, self.span)
+        n_new = x.shape[1]
+        valid = min(self._longest + self._n_read, self.span)
         # Rows of equal length need no mask: only their valid columns are read.
         equal = self._shortest + self._n_read >= valid
         length = None if equal else to_device(self._length(), self._device)
@@ -141,4 +146,6 @@ class FeedbackReader(BufferedReader[FeedbackMemory]):
         _, *outer, _, width = self._kv.shape
         kv = self._new_slots(self._kv, *outer, room, width)
         kv[:, :, :, : self.span] = self._kv[:, :, :, recent]
-        self._vectors, self._kv, self._end = vectors, kv, self.span
+        self._vectors = vectors
+        self._kv = kv
+        self._end = self.span

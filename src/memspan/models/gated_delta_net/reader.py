@@ -25,7 +25,8 @@ class GatedDeltaNetReader(InPlaceReader[GatedDeltaNetMemory], StepsInC[CompiledG
         return delta_rule_loop.available(self._layers["weights"][0], bf16_weights)
 
     def _compiled_step(self, bf16_weights: bool) -> CompiledGatedStep:
-        config, mixers = self.backbone.config, [layer.mixer for layer in self.backbone.stack()]
+        config = self.backbone.config
+        mixers = [layer.mixer for layer in self.backbone.stack()]
         stack = packed_stack(
             delta_rule_loop.SOURCE,
             self.backbone.stack(),

@@ -60,7 +60,8 @@ class LSTM(Backbone[LSTMMemory]):
         self, x: Tensor, memory: LSTMMemory, implementation: str | None
     ) -> BackboneOutput[LSTMMemory]:
         by_token = implementation == "reference" and self.is_as_made()
-        h, states = self.dropout(x.to(next(self.parameters()).dtype)), []
+        h = self.dropout(x.to(next(self.parameters()).dtype))
+        states = []
         with torch.autocast(x.device.type, enabled=False):
             for n, layer in enumerate(self.layers):
                 before = memory.output[:, n].to(h), memory.cell[:, n].to(h)
@@ -99,7 +100,9 @@ class LSTMReader(PassReader[LSTMMemory]):
         if self._backbone.training:
             return super()._step_on(x)
         self.watch.refuse_changes()
-        memory, dtype, states = self.memory, self._weights[0][0].dtype, []
+        memory = self.memory
+        dtype = self._weights[0][0].dtype
+        states = []
         before = (memory.output.to(dtype).unbind(1), memory.cell.to(dtype).unbind(1))
         h = x.to(dtype)
         with torch.autocast(x.device.type, enabled=False):
@@ -115,7 +118,8 @@ def step_by_step(
     layer: nn.Module, x: Tensor, h: Tensor, c: Tensor
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """The equations of ``torch.nn.LSTM``, token by token."""
-    (w, r, b, b_r), outputs = [getattr(layer, name) for name in PARAMETERS], []
+    w, r, b, b_r = [getattr(layer, name) for name in PARAMETERS]
+    outputs = []
     for x_t in x.unbind(1):
         i, f, g, o = (x_t @ w.T + b + h @ r.T + b_r).chunk(4, -1)
         c = f.sigmoid() * c + i.sigmoid() * g.tanh()

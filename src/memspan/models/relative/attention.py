@@ -61,7 +61,8 @@ class Span:
 
         ``slots``: the memory's size. ``like``: a parameter, for type and device.
         """
-        limit, rows = self.largest_code(n_distances, slots), config.max_distance
+        limit = self.largest_code(n_distances, slots)
+        rows = config.max_distance
         if rows is not None and limit >= rows:
             raise MemspanError(
                 f"a span of {limit + 1} slots, {slots} of them memory, exceeds the learned position "
@@ -121,9 +122,12 @@ class RelativeAttention(nn.Module):
     def __init__(self, config: RelativeConfig) -> None:
         super().__init__()
         self.config = config
-        self.n_heads, self.head_width = config.n_heads, config.head_width
+        self.n_heads = config.n_heads
+        self.head_width = config.head_width
         self.dropout = config.attention_dropout
-        d_model, inner, bias = config.d_model, self.n_heads * self.head_width, config.attention_bias
+        d_model = config.d_model
+        inner = self.n_heads * self.head_width
+        bias = config.attention_bias
         self.query = nn.Linear(d_model, inner, bias=False)
         self.key = nn.Linear(d_model, inner, bias=False)
         self.value = nn.Linear(d_model, inner, bias=bias)
@@ -179,7 +183,8 @@ class RelativeAttention(nn.Module):
         The two are projected apart: no gradient is computed for a memory that is detached.
         """
         if norm is not None:
-            x, memory = norm(x), norm(memory)
+            x = norm(x)
+            memory = norm(memory)
         keys = torch.cat([self.key(memory), self.key(x)], 1)
         values = torch.cat([self.value(memory), self.value(x)], 1)
         return self.heads(self.query(x)), self.heads(keys), self.heads(values)

@@ -96,7 +96,8 @@ class RelativeBackbone(Backbone[M]):
         self, memory: M, *, attention_span: str | None = None, clamp_length: int | None = None
     ) -> int | None:
         """See :meth:`Backbone.longest_segment`: learned tables end somewhere, sinusoids do not."""
-        rows, slots = self.config.max_distance, sum(memory.slots().values())
+        rows = self.config.max_distance
+        slots = sum(memory.slots().values())
         span = self.span(attention_span, clamp_length)
         # The first segment that is too long, unless clamped or limited distances always fit.
         if rows is None or span.largest_code(rows + 1, slots) < rows:
@@ -141,12 +142,14 @@ class RelativeBackbone(Backbone[M]):
     def transferable_weights(self, distances: Tensor) -> TransferableWeights | None:
         """With learned tables as they are, or ``W R_d`` and ``v . W R_d`` as tables. None with gates,
         where sub-layers are not added to the stream."""
-        config, layers = self.config, []
+        config = self.config
+        layers = []
         if config.gating != "none":
             return None
         for layer in self.stack():
             attention = layer.attention
-            u, v = attention.content_bias, attention.position_bias
+            u = attention.content_bias
+            v = attention.position_bias
             weights: dict[str, Tensor] = {
                 name.removeprefix("attention."): parameter
                 for name, parameter in layer.named_parameters()

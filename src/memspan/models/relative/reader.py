@@ -37,7 +37,9 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
     def __init__(self, backbone: RelativeBackbone[M], memory: M, span: Span) -> None:
         super().__init__(backbone, memory)
         hidden = self._slots(memory)
-        self.backbone, self.n_slots, self._span = backbone, hidden.shape[2], span
+        self.backbone = backbone
+        self.n_slots = hidden.shape[2]
+        self._span = span
         self.slots = memory.slots()["length"]
         self._longest = backbone.longest_piece(span, self.n_slots)
         self._layers = list(backbone.stack())
@@ -77,7 +79,8 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
         return {"hidden": where_in_use(hidden, counts["length"])}
 
     def _read_vectors(self, x: Tensor, starts: Tensor | None) -> Tensor:
-        n_tokens, longest = x.shape[1], self._longest
+        n_tokens = x.shape[1]
+        longest = self._longest
         self.watch.refuse_changes()
         if longest is None or n_tokens <= longest:
             return self._read(x, starts)
@@ -87,14 +90,16 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
         )
 
     def _read(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
-        n_new, span = x.shape[1], self._span
+        n_new = x.shape[1]
+        span = self._span
         _, documents = documents_of(x, starts)
         self._make_room(n_new)
         self._cover(self.n_slots + n_new)
         if n_new == 1 and documents is None and (step := self._step_for(x, self._hidden.dtype)):
             return self._read_one(step, x)
         # Only slots that some row uses are attended. Rows that use equally many need no mask over them.
-        most, mask = self._most, None
+        most = self._most
+        mask = None
         if n_new > 1 or not self._equal or span.attention == "fixed" or documents is not None:
             used = to_device(self._used, x.device)
             mask = span.visible(used, n_new, most, self.n_slots, documents)
@@ -110,7 +115,8 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
             self._values[n][:, :, new] = v
             if self.counts_attention:
                 received.append(h.new_zeros(len(h), most + n_new))
-            k, v = self._keys[n][:, :, attended], self._values[n][:, :, attended]
+            k = self._keys[n][:, :, attended]
+            v = self._values[n][:, :, attended]
             counter = received[n] if received else None
             h = layer.residual(h, self._attend(n, q, k, v, mask, counter))
         self._advance(n_new, documents, received)
@@ -139,7 +145,8 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
         """Project the distances ``0 .. n_distances - 1``, unless they are already."""
         if n_distances <= self._covered:
             return
-        backbone, by_layer = self.backbone, []
+        backbone = self.backbone
+        by_layer = []
         # Once for all tokens, so in full precision, also under autocast.
         with torch.autocast(self._device.type, enabled=False):
             codes = self._span.codes(
@@ -147,13 +154,15 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
             )
             for layer in self._layers:
                 keys, scores = layer.attention.distances(codes)
-                u, v = layer.attention.content_bias, layer.attention.position_bias
+                u = layer.attention.content_bias
+                v = layer.attention.position_bias
                 # The projected query contains u: only v - u is left of v.
                 shift = -u if v is None else v - u
                 by_distance = (keys @ shift[:, :, None]).squeeze(-1)
                 by_layer.append((keys, by_distance if scores is None else by_distance + scores))
         keys, scores = (torch.stack(each) for each in zip(*by_layer, strict=True))
-        self._nearest_first, self._covered = (keys, scores), n_distances
+        self._nearest_first = (keys, scores)
+        self._covered = n_distances
         self._farthest_first = keys.flip(2), scores.flip(2)
 
     def _compiles(self, bf16_weights: bool) -> bool:
@@ -179,10 +188,13 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
         )
 
     def _read_one(self, step: CompiledStep, x: Tensor) -> Tensor:
-        most, used, received = self._most, self._used, None
+        most = self._most
+        used = self._used
+        received = None
         if self._span.attention == "fixed":
             # The token itself is one of as many positions as there are slots.
-            most, used = min(most, self.n_slots - 1), used.clamp(max=self.n_slots - 1)
+            most = min(most, self.n_slots - 1)
+            used = used.clamp(max=self.n_slots - 1)
         if self.counts_attention:
             received = x.new_zeros(len(self._hidden), len(x), most + 1)
         # A copy, since it is overwritten.
@@ -255,7 +267,8 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
         keys, values = (torch.stack(each) for each in zip(*projected, strict=True))
         if hidden.device.type == "cpu":
             # The step in C reads all buffers as one type; under autocast these are of another.
-            keys, values = keys.to(hidden.dtype), values.to(hidden.dtype)
+            keys = keys.to(hidden.dtype)
+            values = values.to(hidden.dtype)
         return keys, values
 
     def _buffers(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -265,7 +278,8 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
         """Set the fields of memory that count valid slots, int64 ``[B]`` each: on the CPU, since shapes
         depend on them."""
         first, *others = counts.values()
-        self._counts, self._used = counts, sum(others, first)
+        self._counts = counts
+        self._used = sum(others, first)
         used: list[int] = self._used.tolist()
         self._most = max(used, default=0)
         self._equal = min(used, default=0) == self._most

@@ -44,21 +44,25 @@ class TransformerLayer(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         d = config.d_model
-        self.n_heads, self.rate = config.n_heads, config.dropout
+        self.n_heads = config.n_heads
+        self.rate = config.dropout
         self.query, self.key, self.value = (nn.Linear(d, d, bias=False) for _ in range(3))
         self.output = nn.Linear(d, d, bias=False)
         self.feed_forward = FeedForward(d, config.d_ff, config.activation, config.dropout)
-        self.attention_norm, self.feed_forward_norm = nn.LayerNorm(d), nn.LayerNorm(d)
+        self.attention_norm = nn.LayerNorm(d)
+        self.feed_forward_norm = nn.LayerNorm(d)
         self.dropout = dropout_layer(config.dropout)
 
     def forward(self, x: Tensor, mask: Tensor, codes: Tensor, plain: bool) -> Tensor:
         """Read ``x [B, T, D]``; ``mask [B or 1, T, T]``; ``codes [T, K]``: sines, then cosines."""
-        z, attend = self.attention_norm(x), attention if plain else sdpa
+        z = self.attention_norm(x)
+        attend = attention if plain else sdpa
         q, k, v = (
             f(z).unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
             for f in (self.query, self.key, self.value)
         )
-        q, k = rotated(q, codes), rotated(k, codes)
+        q = rotated(q, codes)
+        k = rotated(k, codes)
         attended = attend(q, k, v, mask[:, None], self.rate if self.training else 0.0)
         x = x + self.dropout(self.output(attended.transpose(1, 2).flatten(2)))
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
@@ -85,7 +89,8 @@ class TransformerWindow(Memory):
 
 def rotated(x: Tensor, codes: Tensor) -> Tensor:
     """Each pair ``(x_i, x_{i + K/2})`` of ``x [B, H, T, K]`` turned by the angle of its position."""
-    (a, b), (sine, cosine) = x.chunk(2, -1), codes.to(x.dtype).chunk(2, -1)
+    a, b = x.chunk(2, -1)
+    sine, cosine = codes.to(x.dtype).chunk(2, -1)
     return torch.cat([a * cosine - b * sine, a * sine + b * cosine], -1)
 
 
@@ -165,7 +170,8 @@ class Transformer(Backbone[Memory]):
         memory = self.initial_memory(x.shape[0]) if memory is None else memory
         x, documents = documents_of(x, starts, lengths, padding)
         after: Memory = Memory(count_after(memory.tokens_seen, x.shape[1], documents))
-        number, again = None if documents is None else documents.number, 0
+        number = None if documents is None else documents.number
+        again = 0
         if isinstance(memory, TransformerWindow):
             n_slots = memory.inputs.shape[1]
             again = max(n_slots + 1 - x.shape[1], 0)

@@ -58,7 +58,8 @@ class TransformerXLAttention(RelativeAttention):
 
     def initial_memory(self, batch_size: int) -> TransformerXLLayerMemory:
         """A memory before the first token, of ``config.memory_length`` slots."""
-        config, weight = self.config, self.content_bias
+        config = self.config
+        weight = self.content_bias
         hidden = weight.new_zeros(batch_size, config.memory_length, config.d_model)
         used = config.memory_length * (config.start == "zeros")
         length = weight.new_full((batch_size,), used, dtype=torch.long)
@@ -86,7 +87,8 @@ class TransformerXLAttention(RelativeAttention):
         """
         if memory is None or shared is None:
             memory = check_layer(self, x, self.config.d_model, memory)
-        n_tokens, slots = x.shape[1], memory.hidden.shape[1]
+        n_tokens = x.shape[1]
+        slots = memory.hidden.shape[1]
         if shared is None:
             shared = self.pass_alone(n_tokens, slots, memory.length, implementation)
         old = memory.hidden.to(x.dtype)

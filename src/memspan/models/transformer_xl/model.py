@@ -137,7 +137,8 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
         """
         memory = self.initial_memory(x.shape[0]) if memory is None else memory
         span = self.span() if span is None else span
-        slots, n_tokens = memory.hidden.shape[2], x.shape[1]
+        slots = memory.hidden.shape[2]
+        n_tokens = x.shape[1]
         longest = self.longest_piece(span, slots)
         # Not in compiled graphs, whose sizes may be free, nor where dropout draws for a whole segment.
         if (
@@ -157,7 +158,8 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
             weights=attention_weights,
             documents=documents,
         )
-        h, after = self.dropout(x), []
+        h = self.dropout(x)
+        after = []
         for layer, before in zip(self.stack(), memory.layers(), strict=True):
             h, own = self.run(layer, h, before, shared)
             after.append(own)

@@ -92,7 +92,8 @@ def in_plain_autograd(feature_map: Callable[[Tensor], Tensor]) -> Callable[[Tens
 def _dpfp(x: Tensor, nu: int, epsilon: float | None) -> tuple[Tensor, Tensor | None]:
     """The features, and their divisors where ``epsilon`` is given."""
     r = _rollable(x, nu)
-    now, width = r[..., nu:], 2 * x.shape[-1]
+    now = r[..., nu:]
+    width = 2 * x.shape[-1]
     products = [now * r[..., nu - i : nu - i + width] for i in range(1, nu + 1)]
     features = products[0] if nu == 1 else torch.cat(products, -1)
     if epsilon is None:
@@ -120,7 +121,8 @@ class _DPFP(torch.autograd.Function):
         x, sums, features = ctx.saved_tensors
         if sums is not None:
             grad = (grad - (grad * features).sum(-1, keepdim=True)).div_(sums)
-        nu, width = ctx.nu, 2 * x.shape[-1]
+        nu = ctx.nu
+        width = 2 * x.shape[-1]
         r = _rollable(x, nu)
         d_r = torch.zeros_like(r)
         for i, g in enumerate(grad.split(width, -1), 1):

@@ -71,10 +71,8 @@ def feedback_attention(
     _check(q, k, v, distances, content_bias, visible)
     slots, width = k.shape[2:]
     # Farthest first, as the keys are.
-    position_keys, position_scores = (
-        distances.keys[:slots].flip(0),
-        distances.scores[:slots].flip(0),
-    )
+    position_keys = distances.keys[:slots].flip(0)
+    position_scores = distances.scores[:slots].flip(0)
     scores = torch.einsum("bhk,bhsk->bhs", q + content_bias, k)
     scores = scores + torch.einsum("bhk,shk->bhs", q, position_keys) + position_scores.t()
     scores = scores * width**-0.5
@@ -104,7 +102,9 @@ def _check(
         raise MemspanError(
             f"values must be as many and as wide as keys: {[*v.shape]}, {[*k.shape]}"
         )
-    heads, slots, rows = q.shape[1:], k.shape[2], len(distances.keys)
+    heads = q.shape[1:]
+    slots = k.shape[2]
+    rows = len(distances.keys)
     if distances.keys.shape[1:] != heads or distances.scores.shape != (rows, heads[0]):
         raise MemspanError(
             f"distances must have keys [P, {heads[0]}, {heads[1]}] and scores [P, {heads[0]}], not "

@@ -66,7 +66,8 @@ class FoldedWeights:
         if self.query.dim() != 4 or self.inner.dim() != 3:
             raise MemspanError("query must be [L, H, D, K] and inner [L, D, F]: see FoldedWeights")
         n_layers, n_heads, d_model, width = self.query.shape
-        d_ff, groups = self.inner.shape[2], max(1, self.n_groups)
+        d_ff = self.inner.shape[2]
+        groups = max(1, self.n_groups)
         keys = 2 * groups * n_heads * width
         norms = (2, n_layers, d_model) if self.post_norm else (0,)
         sizes: dict[str, tuple[int, ...]] = {
@@ -141,7 +142,9 @@ def new_buffers(w: Buffers, options: Options, n_steps: int, batch: int, n_old: i
         n_old: slots of memory at most, O.
     """
     n_layers, n_heads, d_model, width = w["query"].shape
-    new, steps, d_ff = w["query"].new_empty, (n_steps, batch), w["inner"].shape[2]
+    new = w["query"].new_empty
+    steps = (n_steps, batch)
+    d_ff = w["inner"].shape[2]
     n_seen = sum(min(options.span, n_old + t) for t in range(n_steps))
     buffers = {
         "streams": new(2 * n_layers + 1, *steps, d_model),
@@ -171,9 +174,11 @@ def new_gradients(b: Buffers, d_out: Tensor, d_vectors: Tensor) -> Buffers:
     ``d_projected``: keys and values of the tokens' memory vectors, ``[T, B, 2 * G * H * K]``.
     """
     n_layers, n_heads, _, width = b["query"].shape
-    d_streams, steps = torch.empty_like(b["streams"]), (n_layers, *b["vectors"].shape[:2])
+    d_streams = torch.empty_like(b["streams"])
+    steps = (n_layers, *b["vectors"].shape[:2])
     d_streams[-1] = d_out
-    plain, new = "sums" not in b and "kept_attention" not in b, b["streams"].new_empty
+    plain = "sums" not in b and "kept_attention" not in b
+    new = b["streams"].new_empty
     zeros = {
         f"d_{name}": torch.zeros_like(b[name], memory_format=torch.contiguous_format)
         for name in ("position_keys", "position_scores")

@@ -80,7 +80,8 @@ class _CompiledLoop:
             scale=options.scale,
             **{name: t.data_ptr() for name, t in b.items()},
         )
-        self._library, self._tensors = code, b
+        self._library = code
+        self._tensors = b
         self._at = ctypes.byref(self._loop)
         self._weights = ctypes.c_void_p(code.prepare(self._at, ctypes.c_int(backward)))
         compiler.refuse_without_memory(self._weights)
@@ -100,8 +101,11 @@ class _CompiledLoop:
         self._in_shares(self._library.position_gradients, total=loop.n_layers * loop.n_heads)
 
     def _see(self, given: Buffers) -> None:
-        loop, kv = self._loop, given["kv"]
-        loop.kv, loop.kv_stride, loop.n_old = kv.data_ptr(), kv.stride(-1), kv.shape[3] - loop.steps
+        loop = self._loop
+        kv = given["kv"]
+        loop.kv = kv.data_ptr()
+        loop.kv_stride = kv.stride(-1)
+        loop.n_old = kv.shape[3] - loop.steps
         for name in ("additive_mask", "has_memory"):
             setattr(loop, name, given[name].data_ptr() if name in given else None)
 

@@ -83,7 +83,8 @@ def draw(
         attention_dropout: the same for attention weights.
     """
     batch, n_steps, d_model = x.shape
-    rows, states = n_heads * batch, (n_layers, n_steps, batch, d_model)
+    rows = n_heads * batch
+    states = (n_layers, n_steps, batch, d_model)
     weights, weights_scale = _draw(x, (n_steps, n_layers, rows, n_slots), attention_dropout)
     attention, scale = _draw(x, states, dropout)
     activated, _ = _draw(x, (*states[:-1], d_ff), dropout)

@@ -81,7 +81,8 @@ def feedback_recurrence(
         # The results are as empty.
         choose(IMPLEMENTATIONS, implementation, x)
         return x.clone(), x.clone()
-    n_old, kept = old.shape[1], kept or NO_DROPOUT
+    n_old = old.shape[1]
+    kept = kept or NO_DROPOUT
     masks = {
         f"kept_{name}": mask
         for name, mask in zip(Dropout._fields, kept, strict=True)
@@ -95,7 +96,8 @@ def feedback_recurrence(
             old = F.layer_norm(old, old.shape[-1:], eps=eps)
         projected = F.linear(old, weights.memory.t(), weights.memory_bias).transpose(0, 1)
         given = {"x": x.transpose(0, 1), "projected": projected, **weights.tensors(), **masks}
-        names, tensors = list(given), list(given.values())
+        names = list(given)
+        tensors = list(given.values())
         if torch.compiler.is_compiling():
             out, vectors = _operation(tensors, names, *options, implementation)
         else:
@@ -155,7 +157,9 @@ class _Recurrence(torch.autograd.Function):
         b = _forward(loops, options, dict(zip(names, tensors, strict=True)))
         # All tensors where activation checkpointing finds them, dropout's among them.
         ctx.save_for_backward(*b.values())
-        ctx.loops, ctx.options, ctx.names = loops, options, list(b)
+        ctx.loops = loops
+        ctx.options = options
+        ctx.names = list(b)
         return b["streams"][-1].clone(), b["vectors"].clone()
 
     @staticmethod
@@ -170,10 +174,12 @@ class _Recurrence(torch.autograd.Function):
 def _forward(loops: ModuleType, options: Options, b: Buffers) -> Buffers:
     """The loop over ``x [T, B, D]`` and ``projected [O, B, 2 * G * H * K]``, keys and values of memory:
     the rest of ``b``, weights and masks, with all that the loop leaves."""
-    x, old = b.pop("x"), b.pop("projected")
+    x = b.pop("x")
+    old = b.pop("projected")
     n_steps, batch, _ = x.shape
     n_heads, _, width = b["query"].shape[1:]
-    n_old, groups = len(old), old.shape[2] // (2 * n_heads * width)
+    n_old = len(old)
+    groups = old.shape[2] // (2 * n_heads * width)
     b |= new_buffers(b, options, n_steps, batch, n_old)
     b["kv"] = loops.new_slots(x, groups, n_heads * batch, n_old + n_steps, width)
     b["streams"][0] = x
@@ -208,7 +214,8 @@ def _backward(
 def _weight_gradients(b: Buffers, options: Options, d: Buffers) -> FoldedWeights:
     """What ends in weights does not depend on the recurrence: one product each for all steps."""
     n_layers, n_heads, d_model, width = b["query"].shape
-    streams, post_norm = b["streams"], "sums" in b
+    streams = b["streams"]
+    post_norm = "sums" in b
 
     def normalised(x: Tensor) -> Tensor:
         return F.layer_norm(x, (d_model,), eps=options.eps)
@@ -221,7 +228,8 @@ def _weight_gradients(b: Buffers, options: Options, d: Buffers) -> FoldedWeights
         )
 
     vectors = normalised(b["vectors"]) if options.norms_memory else b["vectors"]
-    gains, biases = torch.zeros_like(b["gains"]), torch.zeros_like(b["biases"])
+    gains = torch.zeros_like(b["gains"])
+    biases = torch.zeros_like(b["biases"])
     if post_norm:
         for part, g in enumerate((d["d_streams"][1::2], d["d_streams"][2::2])):
             torch.sum(g * normalised(b["sums"][part::2]), (1, 2), out=gains[part])
@@ -253,7 +261,8 @@ class StreamingLoop:
     ) -> None:
         self.weights = {name: t.contiguous() for name, t in weights.tensors().items()}
         self.options = Options(span, activation, eps, weights.norms_memory)
-        self.loops, self.batch = choose(IMPLEMENTATIONS, None, weights.mix)(weights.mix), batch
+        self.loops = choose(IMPLEMENTATIONS, None, weights.mix)(weights.mix)
+        self.batch = batch
         self._buffers: Buffers | None = None
         self._forward: Callable[[Buffers], None]
         # Whether the last call had rows of different length.

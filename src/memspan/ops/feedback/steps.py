@@ -27,11 +27,14 @@ class _Loop:
     """
 
     def __init__(self, b: Buffers, options: Options) -> None:
-        self.b, self.options = b, options
+        self.b = b
+        self.options = options
         self.n_layers, self.n_heads, d_model, self.width = b["query"].shape
         _, self.n_steps, self.batch, _ = b["streams"].shape
-        self.size, self.heads = (d_model,), (self.n_heads, self.width)
-        self.stream, self.post_norm = _views(b["streams"]), "sums" in b
+        self.size = (d_model,)
+        self.heads = (self.n_heads, self.width)
+        self.stream = _views(b["streams"])
+        self.post_norm = "sums" in b
         # Where the residual sums go: post-norm normalises them.
         self.sum = _views(b["sums"]) if self.post_norm else self.stream[1:]
         self.gain, self.bias = (
@@ -58,8 +61,10 @@ class _Loop:
 
     def see(self, given: Buffers) -> None:
         """Set keys and values, and the masks of old slots."""
-        self.kv, self.n_old = given["kv"], given["kv"].shape[3] - self.n_steps
-        self.additive_mask, self.has_memory = given.get("additive_mask"), given.get("has_memory")
+        self.kv = given["kv"]
+        self.n_old = given["kv"].shape[3] - self.n_steps
+        self.additive_mask = given.get("additive_mask")
+        self.has_memory = given.get("has_memory")
         # Of each step: how many slots it sees, its attention weights and what dropout multiplies
         # them with, [L, H * B, 1, n].
         self.n_keys = [min(self.options.span, self.n_old + t) for t in range(self.n_steps)]
@@ -75,8 +80,10 @@ class _Loop:
     def look_back(self, t: int) -> None:
         """Cut what a step attends to, layer by layer: keys and values ``[H * B, n, K]``, of the
         position tables ``[H, K, n]`` and ``[H, 1, n]``, weights ``p [H * B, 1, n]``, factors."""
-        n_keys, factors = self.n_keys[t], self.weight_factors[t]
-        first, self.low = self.options.span - n_keys, self.n_old + t - n_keys
+        n_keys = self.n_keys[t]
+        factors = self.weight_factors[t]
+        first = self.options.span - n_keys
+        self.low = self.n_old + t - n_keys
         slots = self.kv.narrow(3, self.low, n_keys).expand(-1, self.n_layers, -1, -1, -1)
         self.keys, self.values = (each.unbind(0) for each in slots)
         self.table_keys = self.position_keys.narrow(3, first, n_keys).unbind(0)
@@ -99,15 +106,18 @@ class _Forward(_Loop):
         new = b["streams"].new_empty
         self.states_of_step = b["streams"][::2].flatten(2).unbind(1)
         head = b["attended"][..., :-1].unflatten(-1, self.heads).transpose(-3, -2)
-        self.head, self.vector = _views(head), b["vectors"].unbind(0)
+        self.head = _views(head)
+        self.vector = b["vectors"].unbind(0)
         # Of each sub-layer the second product: what is multiplied, and with which weights.
         self.product = _alternately(_views(b["attended"]), _views(b["activated"]))
         self.outer = _alternately(b["output"].unbind(0), b["outer"].unbind(0))
         by_head = (self.n_steps, self.n_layers, self.n_heads, self.batch, self.width)
         self.query_heads = _views(b["queries"].view(by_head))
         self.query_row = _views(b["queries"].unsqueeze(3))
-        self.q_w, self.q_b = b["query"].unbind(0), b["query_bias"].unbind(0)
-        self.i_w, self.i_b = b["inner"].unbind(0), b["inner_bias"].unbind(0)
+        self.q_w = b["query"].unbind(0)
+        self.q_b = b["query_bias"].unbind(0)
+        self.i_w = b["inner"].unbind(0)
+        self.i_b = b["inner_bias"].unbind(0)
 
         self.projected = new(self.batch, b["memory"].shape[1])
         self.projected_slot = self.projected.view(self.batch, 2, -1, *self.heads)
@@ -142,7 +152,8 @@ class _Forward(_Loop):
             self.sum[2 * n][t].copy_(self.stream[2 * n][t])
             self.norm_after(2 * n, t)
             return
-        query, weights = self.query_heads[t][n], self.p[n]
+        query = self.query_heads[t][n]
+        weights = self.p[n]
         if n:
             z = self.norm_before(self.stream[2 * n][t])
             torch.baddbmm(self.q_b[n], z.expand(self.n_heads, -1, -1), self.q_w[n], out=query)
@@ -160,7 +171,8 @@ class _Forward(_Loop):
 
     def feed_forward(self, n: int, t: int) -> None:
         """``h + W_2 f(W_1 z + b_1) + b_2``."""
-        pre, factor = self.pre[n][t], self.activated_factor[n][t]
+        pre = self.pre[n][t]
+        factor = self.activated_factor[n][t]
         z = self.norm_before(self.stream[2 * n + 1][t])
         torch.addmm(self.i_b[n], z, self.i_w[n], out=pre)
         if self.options.activation == "gelu":
@@ -173,7 +185,9 @@ class _Forward(_Loop):
 
     def add_product(self, s: int, t: int) -> None:
         """The residual sum after a sub-layer, with what dropout keeps of its product."""
-        h, factor, out = self.stream[s][t], self.factor[s][t], self.sum[s][t]
+        h = self.stream[s][t]
+        factor = self.factor[s][t]
+        out = self.sum[s][t]
         if factor is None:
             torch.addmm(h, self.product[s][t], self.outer[s], out=out)
         else:
@@ -192,7 +206,8 @@ class _Forward(_Loop):
 
     def memory_vector(self, t: int) -> None:
         """``m(t)``, the mix of the token's states, and its keys and values."""
-        b, vector = self.b, self.vector[t]
+        b = self.b
+        vector = self.vector[t]
         torch.mv(self.states_of_step[t].t(), b["mix"], out=vector.view(-1))
         if self.options.norms_memory:
             vector = F.layer_norm(vector, self.size, eps=self.options.eps)
@@ -207,7 +222,8 @@ def backward(buffers: Buffers, options: Options, gradients: Buffers) -> None:
         buffers: what the loop forward was given and left, and ``options``.
         gradients: of ``new_gradients``, which are filled.
     """
-    loop, mix = _Backward(buffers, options, gradients), buffers["mix"].unbind(0)
+    loop = _Backward(buffers, options, gradients)
+    mix = buffers["mix"].unbind(0)
     for t in range(loop.n_steps - 1, -1, -1):
         loop.look_back(t)
         d_vector = loop.memory_vector(t)
@@ -227,7 +243,9 @@ class _Backward(_Loop):
     def __init__(self, b: Buffers, options: Options, d: Buffers) -> None:
         super().__init__(b, options)
         self.see(b)
-        self.d, rows, new = d, self.n_heads * self.batch, b["streams"].new_empty
+        self.d = d
+        rows = self.n_heads * self.batch
+        new = b["streams"].new_empty
         if self.n_old == 0:
             d["d_query"][:, 0] = 0
         # Of what each norm was given, mean and rstd, computed again.
@@ -236,8 +254,10 @@ class _Backward(_Loop):
         *self.moment, self.vector_moment = (list(zip(*pair, strict=True)) for pair in moments)
         self.vector = b["vectors"].unbind(0)
 
-        self.d_stream, self.d_added = _views(d["d_streams"]), _views(d["d_added"])
-        self.d_pre, self.d_q = _views(d["d_inner"]), _views(d["d_query"])
+        self.d_stream = _views(d["d_streams"])
+        self.d_added = _views(d["d_added"])
+        self.d_pre = _views(d["d_inner"])
+        self.d_q = _views(d["d_query"])
         self.d_q_heads = _views(d["d_query"].unflatten(-1, self.heads).transpose(-3, -2))
         self.d_slot = by_slot(d["d_kv"][..., self.n_old :, :], self.batch).unbind(0)
         self.d_slot_flat = d["d_projected"].unflatten(2, (2, -1, *self.heads)).unbind(0)
@@ -268,7 +288,8 @@ class _Backward(_Loop):
     def memory_vector(self, t: int) -> Tensor:
         """``dm(t)``: through keys and values from the tokens after, and from outside."""
         self.d_slot_flat[t].copy_(self.d_slot[t])
-        d_projected, out = self.d["d_projected"][t], self.d["d_vectors"][t]
+        d_projected = self.d["d_projected"][t]
+        out = self.d["d_vectors"][t]
         if not self.options.norms_memory:
             return torch.addmm(out, d_projected, self.m_w, out=out)
         g = torch.mm(d_projected, self.m_w)
@@ -277,7 +298,9 @@ class _Backward(_Loop):
     def feed_forward(self, n: int, t: int) -> None:
         """``g + norm'(W_1^T da)`` with ``da = f'(...) W_2^T g``: the gradient of the stream before."""
         above, added = self.through_sum(2 * n + 1, t)
-        g, factor, x = self.d_pre[n][t], self.activated_factor[n][t], self.pre[n][t]
+        g = self.d_pre[n][t]
+        factor = self.activated_factor[n][t]
+        x = self.pre[n][t]
         torch.mm(added, self.f_w[n], out=g)
         if factor is not None:
             g.mul_(factor)
@@ -295,7 +318,8 @@ class _Backward(_Loop):
         if not self.n_keys[t]:
             # Nothing was added, whatever this is.
             return above
-        read, d_scores = self.d_read_heads[n], self.d_scores[n]
+        read = self.d_read_heads[n]
+        d_scores = self.d_scores[n]
         torch.bmm(added.expand(self.n_heads, -1, -1), self.o_w[n], out=read)
         if t == 0 and self.has_memory is not None:
             read.mul_(self.has_memory[:, None])
@@ -311,7 +335,9 @@ class _Backward(_Loop):
 
     def through_sum(self, s: int, t: int) -> tuple[Tensor, Tensor]:
         """Gradients of the residual sum that a sub-layer adds to, and of what it adds."""
-        g, added, factor = self.d_stream[s + 1][t], self.d_added[s][t], self.factor[s][t]
+        g = self.d_stream[s + 1][t]
+        added = self.d_added[s][t]
+        factor = self.factor[s][t]
         if self.post_norm:
             g = _through_norm(g, self.sum[s][t], *self.moment[s][t], self.gain[s])
         if factor is not None:
@@ -328,10 +354,14 @@ class _Backward(_Loop):
 
         All layers at once; with shared projections their sum is the product's inner sum.
         """
-        n_layers, n_heads, n_keys = self.n_layers, self.n_heads, self.n_keys[t]
-        query, first = self.query[t], self.options.span - n_keys
+        n_layers = self.n_layers
+        n_heads = self.n_heads
+        n_keys = self.n_keys[t]
+        query = self.query[t]
+        first = self.options.span - n_keys
         weights = drop(self.weights[t], self.weight_factors[t])
-        d_scores, d_read = self.d_scores.squeeze(2), self.d_read_all.squeeze(2)
+        d_scores = self.d_scores.squeeze(2)
+        d_read = self.d_read_all.squeeze(2)
         d_keys, d_values = self.d["d_kv"].narrow(3, self.low, n_keys).unbind(0)
         d_keys.add_(_summed(d_scores, query, len(d_keys)))
         d_values.add_(_summed(weights.squeeze(2), d_read, len(d_keys)))

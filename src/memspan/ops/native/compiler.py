@@ -161,7 +161,8 @@ def _remove_leftovers(folder: Path) -> None:
 
 def _build(source: Path, compiler: str, flags: tuple[str, ...], path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made, linked = Path(folder) / "loop.o", Path(folder) / "loop.so"
+        made = Path(folder) / "loop.o"
+        linked = Path(folder) / "loop.so"
         # In two steps: linking with -ffast-math would change arithmetic in the whole process.
         _run(
             [compiler, *flags, f"-I{Path(__file__).parent}", "-c", str(source), "-o", str(made)],
@@ -193,7 +194,8 @@ def _run(command: list[str], made: Path) -> None:
 def _load(path: Path) -> ctypes.CDLL | None:
     """The library; None if it is missing or damaged, which would crash instead of raising an error."""
     try:
-        made, check = path.read_bytes(), path.with_suffix(".sha256").read_bytes()
+        made = path.read_bytes()
+        check = path.with_suffix(".sha256").read_bytes()
     except OSError:
         return None
     if hashlib.sha256(made).hexdigest().encode() != check:

@@ -48,7 +48,8 @@ def sharing_cores() -> Iterator[None]:
 
 def _watch(openmp: ctypes.CDLL, n_threads: int, end: threading.Event) -> None:
     """Keep more threads than cores while others are busy; at first, too, before that is known."""
-    others, idle = OtherPrograms(), _more_threads_than_cores(openmp)
+    others = OtherPrograms()
+    idle = _more_threads_than_cores(openmp)
     while not end.wait(LOOK_SECONDS):
         if n_threads + others.cores() <= cores() + SPARE_CORES:
             idle.set()
@@ -59,7 +60,8 @@ def _watch(openmp: ctypes.CDLL, n_threads: int, end: threading.Event) -> None:
 
 def _more_threads_than_cores(openmp: ctypes.CDLL) -> threading.Event:
     """Make OpenMP have more threads than there are cores until the event is set."""
-    made, idle = threading.Event(), threading.Event()
+    made = threading.Event()
+    idle = threading.Event()
     # Any function in C will do. The runtime keeps a caller's threads for as long as the caller lives.
     function = ctypes.cast(openmp.omp_get_thread_num, ctypes.c_void_p)
     number = ctypes.c_uint((os.cpu_count() or 1) + 1)

@@ -82,15 +82,19 @@ class CompiledStep:
         Raises:
             MemspanError: there is not enough memory.
         """
-        step, used = self._step, used.contiguous()
-        step.stack.x, step.used = x.data_ptr(), used.data_ptr()
+        step = self._step
+        used = used.contiguous()
+        step.stack.x = x.data_ptr()
+        step.used = used.data_ptr()
         self._point_at(buffers)
-        step.end, step.most = end, most
+        step.end = end
+        step.most = most
         step.position_keys, step.position_scores = (t.data_ptr() for t in positions)
         step.covered = positions[0].shape[2]
         step.received = None if received is None else received.data_ptr()
         # Fewer rows than the products take at once would only read the weights twice.
-        rows, code = len(x), self._stack.code
+        rows = len(x)
+        code = self._stack.code
         given = self._at, self._stack.matrices
         in_shares(code.step, given, rows, rows * self._stack.n_weights, least=ROWS_AT_ONCE)
 
@@ -120,7 +124,8 @@ class CompiledStep:
         self._point_at(buffers)
         tensors = [t.contiguous() for t in (rows, columns, older, kept, hidden)]
         given = _Compressed(len(rows), *(t.data_ptr() for t in tensors))
-        code, matrices = self._stack.code, self._stack.matrices
+        code = self._stack.code
+        matrices = self._stack.matrices
         compiler.refuse_without_memory(code.insert(self._at, matrices, ctypes.byref(given)))
 
     def _point_at(self, buffers: tuple[Tensor, Tensor, Tensor]) -> None:

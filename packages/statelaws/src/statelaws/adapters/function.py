@@ -46,7 +46,8 @@ class Function:
         state = self.first(batch_size)
         if not self._compared:
             self._compared = True
-            parts, more = len(leaves_of(state)), len(leaves_of(self.first(batch_size + 1)))
+            parts = len(leaves_of(state))
+            more = len(leaves_of(self.first(batch_size + 1)))
             if parts != more:
                 self._rows = f"its first state has {parts} parts, and {more} with a row more: "
         self._look_at(state, batch_size)

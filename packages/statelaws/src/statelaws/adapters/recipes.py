@@ -29,7 +29,8 @@ SIZES: dict[str, Any] = {
     "eos_token_id": None,
 }
 """Options that recipes share; configs ignore those that they do not know."""
-WINDOW, CHUNK = 8, 8
+WINDOW = 8
+CHUNK = 8
 """Tokens."""
 VOCABULARY = 64
 

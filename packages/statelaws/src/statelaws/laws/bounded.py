@@ -49,7 +49,8 @@ def growth(
         if segment in (EARLY, MIDDLE, late):
             sizes[segment] = size_of(leaves_of(state))
             kept[segment] = size_of(_kept(model))
-    early, last = sizes[EARLY], sizes[late]
+    early = sizes[EARLY]
+    last = sizes[late]
     # Beside the state; what fills up and stops is a table.
     if kept[late] > max(kept[EARLY], kept.get(MIDDLE, 0)):
         found = ", ".join(f"{size:,} after {segment}" for segment, size in kept.items())

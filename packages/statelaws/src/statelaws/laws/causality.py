@@ -27,7 +27,8 @@ from statelaws.reading import Reading
 )
 def causality(reading: Reading, case: Case) -> Compared:
     before, kept, changed = case.pieces
-    x, other = reading.x, reading.other[: case.rows]
+    x = reading.x
+    other = reading.other[: case.rows]
     inputs = join([x[:, : before + kept], other[:, before + kept :]])
     first, second = (
         reading.read_all(given, [before, kept + changed])[0][-1] for given in (x, inputs)

@@ -60,7 +60,8 @@ def fresh_start(reading: Reading, case: Case) -> Compared:
 
 def _packed(reading: Reading, case: Case) -> Compared:
     before, packed, after = case.pieces
-    x, end = reading.x, before + packed
+    x = reading.x
+    end = before + packed
     if not packed:
         return Compared([])
     starts = torch.zeros(case.rows, packed, dtype=torch.bool)

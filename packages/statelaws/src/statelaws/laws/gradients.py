@@ -64,7 +64,8 @@ def _gradient_cases(claims: Claims, seed: int) -> Iterator[Case]:
         yield from (Case(ROWS, pieces) for pieces in aligned(claims)[:4])
         return
     tokens = length_of(claims)
-    half, rest = tokens // 2, tokens - tokens // 2
+    half = tokens // 2
+    rest = tokens - tokens // 2
     for pieces in (
         (half, rest),
         (half, 1, 1, 2),
@@ -87,7 +88,8 @@ def gradients(reading: Reading, case: Case) -> Compared:
     whole = outputs_of(reading, reading.x, [case.tokens])[:, first:]
     outputs, _ = reading.read_all(reading.x, case.pieces)
     cut = join(outputs[first > 0 :])
-    expected, seen = _slope(reading, whole), _slope(reading, cut)
+    expected = _slope(reading, whole)
+    seen = _slope(reading, cut)
     with torch.no_grad():
         state = state_after(reading, [first])
     without = _slope(reading, join(reading.read_all(reading.x[:, first:], later, state)[0]))

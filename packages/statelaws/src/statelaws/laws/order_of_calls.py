@@ -29,11 +29,14 @@ def order_of_calls(reading: Reading, case: Case) -> Compared:
         reading.lines.append("torch.set_grad_enabled(True)")
         with torch.enable_grad():
             return Compared([(expected, outputs_of(reading, reading.x, case.pieces))])
-    training, module = case.variant == _BETWEEN[1], reading.model.module
+    training = case.variant == _BETWEEN[1]
+    module = reading.model.module
     if training and reading.model.claims.moves_in_training:
         raise NotOfferedError("training moves what it computes, by design")
     buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
-    state, outputs, at = reusable_state(reading, []), [], 0
+    state = reusable_state(reading, [])
+    outputs = []
+    at = 0
     try:
         for piece in case.pieces:
             if training:

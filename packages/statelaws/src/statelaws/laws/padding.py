@@ -22,7 +22,8 @@ from statelaws.reading import Reading
 def _padding_law(side: Literal["right", "left"]) -> Law:
     def cases(claims: Claims, seed: int) -> Iterator[Case]:
         tokens = length_of(claims)
-        half, rest = tokens // 2, tokens - tokens // 2
+        half = tokens // 2
+        rest = tokens - tokens // 2
         for fill in ("zeros as padding", "other inputs as padding"):
             for pieces in ((0, half, rest), (0, 3, 1), (half, rest - 1, 1), (half, 3, 2)):
                 if side == "right" or not pieces[0] or "left-continued" in claims.padding:
@@ -40,7 +41,8 @@ def _padding_law(side: Literal["right", "left"]) -> Law:
     @Law(f"padding-{side}", says, cases, ("read_padded",), by_design)
     def padded(reading: Reading, case: Case) -> Compared:
         before, padded, after = case.pieces
-        x, end = reading.x, before + padded
+        x = reading.x
+        end = before + padded
         if not padded:
             return Compared([])
         # A full row, one of a single token, and one between: in one order sorting them by length
@@ -53,7 +55,8 @@ def _padding_law(side: Literal["right", "left"]) -> Law:
         position = torch.arange(padded).expand(case.rows, padded)
         position = position if side == "right" else position.flip(1)
         real = position < lengths[:, None]
-        part, other = x[:, before:end], reading.other[: case.rows, before:end]
+        part = x[:, before:end]
+        other = reading.other[: case.rows, before:end]
         mask = real.reshape(*real.shape, *[1] * (part.value.dim() - 2)).to(part.value.device)
         zeros = case.variant.startswith("zeros")
         fill = torch.zeros_like(other.value) if zeros else other.value

@@ -18,7 +18,8 @@ from statelaws.reading import Reading
 
 def _back_cases(claims: Claims, seed: int) -> Iterator[Case]:
     tokens = length_of(claims)
-    half, rest = tokens // 2, tokens - tokens // 2
+    half = tokens // 2
+    rest = tokens - tokens // 2
     counts = {1, 2, half // 2, half}
     for length in claims.lengths.values():
         counts |= {n for n in (length - 1, length, length + 1) if 0 < n <= half}

@@ -36,7 +36,8 @@ def _rows_cases(claims: Claims, seed: int) -> Iterator[Case]:
     yield from cases_of(plain_pieces, (*_NEIGHBOURS, *_SELECTED))(claims, seed)
     for draw in (1, 2, 3):
         # A token may have a meaning of its own, such as the beginning of a text.
-        half, rest = length_of(claims) // 2, length_of(claims) - length_of(claims) // 2
+        half = length_of(claims) // 2
+        rest = length_of(claims) - length_of(claims) // 2
         yield Case(ROWS, (half // 2, half - half // 2, rest), _NEIGHBOURS[2], draw, extra=True)
     yield Case(MANY_ROWS, (2, 1, 3), _FEW, extra=True)
 
@@ -44,7 +45,8 @@ def _rows_cases(claims: Claims, seed: int) -> Iterator[Case]:
 @Law("rows", "a row's outputs do not depend on other rows", _rows_cases)
 def rows(reading: Reading, case: Case) -> Compared:
     *before, last = case.pieces
-    x, other = reading.x, reading.other
+    x = reading.x
+    other = reading.other
     if case.variant in _SELECTED:
         rows = _SELECTED[case.variant](case.rows)
         # Copies of a row read on differently.

@@ -29,8 +29,10 @@ _VALUES = (
 )
 def values(reading: Reading, case: Case) -> Compared:
     *before, last = case.pieces
-    start, consumed = sum(before), reading.model.claims.consumes_state
-    tail, other = reading.x[:, start:], reading.other[: case.rows, start:]
+    start = sum(before)
+    consumed = reading.model.claims.consumes_state
+    tail = reading.x[:, start:]
+    other = reading.other[: case.rows, start:]
     if case.variant == _VALUES[3]:
         outputs, state = reading.read_all(reading.x, before)
         if not outputs:
@@ -46,7 +48,8 @@ def values(reading: Reading, case: Case) -> Compared:
         return Compared([])
     expected, _ = reading.read(tail, state_after(reading, before))
     if case.variant == _VALUES[4]:
-        state, at = reading.start(), 0
+        state = reading.start()
+        at = 0
         for piece in filter(None, before):
             part, new = (each[:, at : at + piece] for each in (reading.x, reading.other))
             inputs = reading.given(part.value.clone(), f"{part.text}.clone()", "inputs")

@@ -77,7 +77,8 @@ class MemspanLM(LM):
         if segment_length is None:
             segment_length = segment_for(self.run, None, self._sizes, self._reading)
         self._segment_length = _at_least_1("segment_length", segment_length)
-        self._precision, self._altered = precision_for(self.run), False
+        self._precision = precision_for(self.run)
+        self._altered = False
         # An option that the model cannot have is refused here, and not in the middle of a task.
         self._reader()
 
@@ -135,7 +136,8 @@ class MemspanLM(LM):
             context, options = request.args
             given: dict[str, Any] = {**normalize_gen_kwargs(options)}
             # A task may say null, or an empty text, for no end.
-            until, n_tokens = list(filter(None, given.pop("until"))), given.pop("max_gen_toks")
+            until = list(filter(None, given.pop("until")))
+            n_tokens = given.pop("max_gen_toks")
             written = generate(
                 self.run,
                 context,
@@ -160,7 +162,8 @@ class MemspanLM(LM):
         continuation belongs to the latter.
         """
         tokenizer = self.run.tokenizer
-        whole, before = self._encode(context + continuation), self._encode(context)
+        whole = self._encode(context + continuation)
+        before = self._encode(context)
         n = min(len(whole), len(before))
         same = whole[:n] == before[:n]
         n = n if same.all() else int(same.argmin())
@@ -226,7 +229,8 @@ class MemspanLM(LM):
         greedy = torch.full((len(targets),), with_greedy)
         size = self._segment_length
         for tokens, wanted in zip(inputs.split(size, 1), targets.split(size, 1), strict=True):
-            tokens, wanted = tokens.to(reader.device), wanted.to(reader.device)
+            tokens = tokens.to(reader.device)
+            wanted = wanted.to(reader.device)
             if with_greedy:
                 logits = reader.read(tokens)
                 losses = F.cross_entropy(

@@ -51,7 +51,8 @@ class MemspanCache(Cache):
 
     @memory.setter
     def memory(self, memory: Memory | None) -> None:
-        self._memory, self._reader = memory, None
+        self._memory = memory
+        self._reader = None
         # Asked for with every token, where making the memory would take time.
         self._rows = -1 if memory is None else memory.batch_size
 
@@ -70,7 +71,8 @@ class MemspanCache(Cache):
                 f"the cache has {counted(self._rows, 'row')} and the input {rows}: pick or repeat its "
                 "rows with batch_select_indices or batch_repeat_interleave, or start with a new one"
             )
-        self._model, self._rows = model, rows
+        self._model = model
+        self._rows = rows
 
     def read(self, tokens: Tensor) -> Tensor:
         """Logits ``[B, T, V]`` of ``tokens [B, T]``, by a reader that is kept until the memory is
@@ -136,7 +138,8 @@ class MemspanCache(Cache):
 
     def __copy__(self) -> MemspanCache:
         other = MemspanCache(self.memory)
-        other._model, other._columns = self._model, self._columns
+        other._model = self._model
+        other._columns = self._columns
         other.last_logits = self.last_logits
         return other
 

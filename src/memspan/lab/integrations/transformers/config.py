@@ -45,8 +45,10 @@ class MemspanConfig(PreTrainedConfig):
         **options: Any,
     ) -> None:
         self.architecture = architecture
-        self.model, self.embedding = model or {}, embedding or {}
-        self.vocab_size, self.segment_length = vocab_size, segment_length
+        self.model = model or {}
+        self.embedding = embedding or {}
+        self.vocab_size = vocab_size
+        self.segment_length = segment_length
         self.padding_id = padding_id
         # The model says which weights are tied; without this, transformers does not ask.
         options.setdefault("tie_word_embeddings", True)

@@ -106,7 +106,8 @@ def _views(layer: Any, tensors: Tensors) -> dict[str, Tensor]:
     groups = layer.num_k_heads if type(layer).__name__ in _BY_KEY_HEAD else 1
     views = {name: tensors[name] for name in _SAME} | {"convolution": tensors["conv1d.weight"]}
     for their_name, names in _LAYOUTS[type(layer).__name__].items():
-        whole, ours = tensors[f"{their_name}.weight"], [f"{name}.weight" for name in names]
+        whole = tensors[f"{their_name}.weight"]
+        ours = [f"{name}.weight" for name in names]
         if len(ours) > 1:
             parts = whole.unflatten(0, (groups, -1)).split([sizes[n] // groups for n in ours], 1)
             views |= zip(ours, parts, strict=True)
