@@ -1,5 +1,5 @@
-"""What a layer carries; and memories, outputs and options as trees of tensors, for ``torch.export``,
-``torch.func`` and ``torch.utils._pytree.tree_map``."""
+"""Base class of layers' memories; memories, outputs and options as trees of tensors, for
+``torch.export``, ``torch.func`` and ``torch.utils._pytree.tree_map``."""
 
 from __future__ import annotations
 

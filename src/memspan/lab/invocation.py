@@ -1,4 +1,4 @@
-"""How to call ``memspan`` where it runs, for messages that name a next command."""
+"""The command that calls ``memspan`` here, for messages that name the next one to run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sysconfig
 from pathlib import Path
 
 PROGRAM = "MEMSPAN_PROGRAM"
-"""Set by our launcher for the processes that it starts: how it was started itself."""
+"""Set by our launcher for the processes that it starts: the command that started the launcher."""
 
 
 def command(*arguments: object) -> str:

@@ -29,7 +29,7 @@ class Implementation(Generic[Inputs, Result]):
     """Why these inputs cannot be computed, with a remedy, as the end of "the ... implementation";
     None if they can."""
     suits: Callable[[Inputs], bool] = lambda inputs: True
-    """Whether it is a fast choice for these inputs."""
+    """True if it is a fast choice for these inputs."""
 
 
 def choose(

@@ -27,7 +27,7 @@ CACHE_BYTES = 2 << 20
 
 
 class Positions(NamedTuple):
-    """What scores depend on besides queries and keys; symbols as in the equation."""
+    """Tensors that scores depend on besides queries and keys; symbols as in the equation."""
 
     keys: Tensor
     """``R``, ``[H, S, K]`` for the distances ``0 .. S-1``: row ``d`` belongs to distance ``d``."""
@@ -389,7 +389,7 @@ def _sdpa_obstacle(inputs: _Inputs) -> str | None:
 
 
 def sdpa_is_fast(like: Tensor) -> bool:
-    """Whether torch's ``scaled_dot_product_attention`` is a fast choice for tensors such as ``like``.
+    """True if torch's ``scaled_dot_product_attention`` is a fast choice for tensors such as ``like``.
 
     On a CPU with AVX-512 it was 6 to 15 times slower at any float32 matmul precision but ``highest``,
     which speeds up separate products.

@@ -274,7 +274,7 @@ class Bench:
         return self._references[key]
 
     def _weakness(self, case: Case, within: Reference, needed: float) -> str:
-        """Which wrong state, if any, makes too little difference."""
+        """Name the wrong state that makes too little difference; empty if none does."""
         # A state must matter where it is used; a text with many cuts is cut in the middle here.
         cut = case.pieces[0] if len(case.pieces) == 2 else sum(case.pieces[:-1])
         if len(case.pieces) > 3 or not 0 < cut < case.tokens:

@@ -19,10 +19,10 @@ class Case:
     pieces: tuple[int, ...]
     """Tokens of the calls, in order; their purpose depends on the law."""
     variant: str = ""
-    """Which of a law's several actions is tried."""
+    """The one of a law's several actions that is tried."""
     draw: int = 0
-    """Which inputs are drawn; with 2 and 3, other rows read the first and the last few ids of tokens,
-    where those with a meaning of their own are."""
+    """Number of the draw of inputs; with 2 and 3, other rows read the first and the last few token ids,
+    which often have a special meaning."""
     extra: bool = False
     """More than a model need be made for, such as many rows: if it cannot be read, or shows nothing,
     the law is not the worse for it."""

@@ -24,7 +24,7 @@ class ParallelModel:
     """The model as training runs it; this one as it is, in one process."""
 
     sharded = False
-    """Whether a forward pass is collective, so that all processes must run equally many."""
+    """True if a forward pass is collective, so that all processes must run the same number of them."""
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
@@ -34,7 +34,7 @@ class ParallelModel:
         return _read(self.model, segment, memory)
 
     def gradient_sync(self, enabled: bool) -> AbstractContextManager[object]:
-        """Whether backward passes inside average gradients over processes or only accumulate them."""
+        """Average gradients over processes in the backward passes inside, or only accumulate them."""
         return nullcontext()
 
 

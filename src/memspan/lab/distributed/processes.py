@@ -83,7 +83,7 @@ class Processes:
         return self._summed(torch.tensor(number, dtype=torch.float64)).item()
 
     def any(self, flag: bool) -> bool:
-        """Whether ``flag`` is set in any process."""
+        """True if ``flag`` is set in any process."""
         return flag if self.size == 1 else self.total(float(flag)) > 0
 
     def all_rows(self, x: Tensor) -> Tensor:
@@ -156,7 +156,7 @@ def local(x: Tensor) -> Tensor:
 
 
 def _is_shared(x: Tensor | None) -> TypeGuard[Any]:
-    """Whether ``x`` is a DTensor, which it cannot be before their module is imported."""
+    """True if ``x`` is a DTensor, which it cannot be before their module is imported."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(x, module.DTensor)
 
@@ -231,7 +231,7 @@ def _wait_for_all() -> None:
 
 
 def is_loss(error: BaseException) -> bool:
-    """Whether an error only says that another process has gone."""
+    """True if an error only says that another process has gone."""
     if isinstance(error, dist.DistError):
         return True
     # gloo does not define exceptions in Python: its messages begin with its file and line, or name.

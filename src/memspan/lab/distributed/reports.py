@@ -22,7 +22,7 @@ _is_first_to_fail: Callable[[], bool] | None = None
 
 
 def is_worker() -> bool:
-    """Whether a launcher, torchrun's or ours, started this process as one of several."""
+    """True if a launcher, torchrun's or ours, started this process as one of several."""
     numbers = {name: os.environ.get(name, "") for name in LAUNCHER_NUMBERS}
     complete = all(map(str.isdecimal, numbers.values())) and bool(os.environ.get("MASTER_ADDR"))
     return complete and int(numbers["WORLD_SIZE"]) > 1
@@ -63,7 +63,7 @@ def noted_stop() -> int | None:
 
 
 def _reports_for_all() -> bool:
-    """Whether this failed process reports for all: the first to ask does."""
+    """True if this failed process reports for all: the first to ask does."""
     if _is_first_to_fail is None:
         # The processes have not met yet: all fail in the same way.
         return os.environ.get("RANK", "0") == "0"

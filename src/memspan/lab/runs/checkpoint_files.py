@@ -38,7 +38,7 @@ LIMIT = 1 << 20
 
 
 class State(TypedDict):
-    """What ``state.json`` holds; a converted run leaves out what is not required."""
+    """The content of ``state.json``; a converted run leaves out the entries that are not required."""
 
     step: int
     """Updates made."""
@@ -57,7 +57,7 @@ class State(TypedDict):
     record: NotRequired[dict[str, Any]]
     """Where the corpus came from."""
     environment: NotRequired[dict[str, Any]]
-    """What rounding depends on."""
+    """Versions, devices and settings that rounding depends on."""
     optimiser: NotRequired[str]
     """Its name, or its class if the user's function makes it."""
     files: NotRequired[dict[str, str]]

@@ -90,7 +90,7 @@ def run_folder(run: str | Path) -> Path:
 
 
 def is_shipped(folder: Path) -> bool:
-    """Whether it is the folder of a shipped run."""
+    """True if it is the folder of a shipped run."""
     return folder.is_dir() and any(folder.samefile(own) for own in SHIPPED.values())
 
 

@@ -76,7 +76,7 @@ def made(changes: list[Change], config: str) -> list[Change]:
 
 
 def leads(changes: list[Change], before: str | None, after: str) -> bool:
-    """Whether these changes turned the ``config.toml`` of checksum ``before`` into ``after``."""
+    """True if these changes turned the ``config.toml`` of checksum ``before`` into ``after``."""
     for change in changes:
         if change.before == before:
             before = change.after

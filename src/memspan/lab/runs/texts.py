@@ -25,9 +25,9 @@ class RunText:
     document_starts: np.ndarray | None
     """The index of each document's first token (None: the run carries memory across documents)."""
     as_in_training: bool | None
-    """Whether this is the text that the run was trained on (None: a converted run has none)."""
+    """True if this is the text that the run was trained on (None: a converted run has none)."""
     altered: bool
-    """Whether decoding the tokens does not restore the text."""
+    """True if decoding the tokens does not restore the text."""
 
 
 def text_of(run: Run, corpus: str | None, field: str | None, split: str, progress: bool) -> RunText:

@@ -1,4 +1,4 @@
-"""What may differ when a run is resumed: some options, and what rounding depends on besides them."""
+"""Changes between a run and its resumption: of options, and of the environment that rounds sums."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def describe(changed: Changes) -> str:
 def environment(
     model: LanguageModel, device: torch.device, precision: Precision, n_processes: int
 ) -> dict[str, object]:
-    """What rounding depends on, as plain JSON values by name: recorded at every save."""
+    """Versions, devices and settings that rounding depends on, as JSON values: saved with the state."""
     on_gpu = device.type == "cuda"
     return {
         "memspan": __version__,

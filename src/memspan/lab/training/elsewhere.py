@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 NUMBERS = (bool, int, float)
-"""Types that checkpoints hold of a group."""
+"""Types of a group's entries that checkpoints hold."""
 DEEPEST = 8
 """Depth to which values in values are followed."""
 OF_TORCH = frozenset(vars(torch.optim.SGD([torch.zeros(1)])))
@@ -42,7 +42,7 @@ def kept(optimizer: torch.optim.Optimizer) -> dict[str, str]:
 
 
 def changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """Where they differ."""
+    """List the places at which two results of :func:`kept` differ."""
     return [place for place in {**before, **after} if before.get(place) != after.get(place)]
 
 
@@ -64,7 +64,7 @@ def shared(optimizer: torch.optim.Optimizer) -> str | None:
 
 
 def _places(value: object) -> Set[int]:
-    """Where a tensor's values are in memory."""
+    """Addresses of a tensor's values in memory; empty for anything else."""
     if not isinstance(value, Tensor) or value.is_meta or not value.numel():
         return set()
     own: Any = value
@@ -80,7 +80,7 @@ def _digest(value: object, seen: set[int]) -> str:
 
 
 def _parts(value: Any, seen: set[int], depth: int) -> Iterator[bytes]:
-    """The content of a value, as bytes; of an object, its attributes."""
+    """The content of a value, as bytes: an object's is that of its attributes."""
     if isinstance(value, str | bytes | int | float | complex | None):
         yield f"{type(value).__name__} {value!r};".encode()
         return

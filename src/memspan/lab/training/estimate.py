@@ -1,4 +1,4 @@
-"""What a run would take: ``memspan train --dry-run``, and the refusal of what does not fit."""
+"""Memory and time that a run would take: ``memspan train --dry-run``, and refusal of too large runs."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Trial:
-    """What updates of a few rows have taken."""
+    """Memory and time that updates of a few rows have taken."""
 
     rows: int
     moments: int
@@ -190,7 +190,7 @@ def refuse_oversized_training(plan: Plan) -> None:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a training run would take."""
+    """Memory, time and disk space that a training run would take."""
 
     plan: Plan
     parameters: int
@@ -199,7 +199,7 @@ class Estimate:
     tokens_per_second: float
     """Speed of all processes together."""
     probe: str
-    """What was timed."""
+    """The updates that were timed, in words."""
     steps: int
     seconds: float
     """Duration of the run's updates; validations and checkpoints come on top."""

@@ -296,7 +296,7 @@ def _refuse_elsewhere(
 
 
 def _is_held(key: object, value: object) -> bool:
-    """Whether checkpoints hold such a value for a parameter."""
+    """True if checkpoints hold such a value for a parameter."""
     has_name = isinstance(key, str) and "/" not in key
     is_partial = any(part.is_partial() for part in getattr(value, "placements", ()))
     is_plain = type(value) in NUMBERS or isinstance(value, Tensor | None)

@@ -149,13 +149,13 @@ class TrainingState:
 
     @property
     def stops_early(self) -> bool:
-        """Whether the score has not improved in as many validations in a row as the options allow."""
+        """True if the score has not improved in as many validations in a row as the options allow."""
         patience = self.config.train.early_stopping_patience
         return patience is not None and self.unimproved >= patience
 
     @property
     def is_finished(self) -> bool:
-        """Whether all updates have been made."""
+        """True if all updates have been made, or training stops early."""
         return self.step >= self.steps or self.stops_early
 
     def patience_in_words(self) -> str:
@@ -198,7 +198,7 @@ class TrainingState:
         return Checkpoint(weights_of(self.model), training, state)
 
     def environment(self) -> dict[str, object]:
-        """What rounding depends on besides the options."""
+        """Versions, devices and settings that rounding depends on besides the options."""
         return environment(self.model, self.device, self.precision, self.processes.size)
 
     def _shared(self, rows: Tensor) -> Tensor:

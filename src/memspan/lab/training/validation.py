@@ -1,4 +1,4 @@
-"""How good a run's weights are: their score, statistics, and a sample of text."""
+"""Validation of a run's weights: their score, statistics, and a sample of text."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Validation:
 
     @torch.no_grad()
     def statistics(self) -> Mapping[str, Tensor]:
-        """What the architecture reports about one segment with memory before it, ``[L]`` each."""
+        """The architecture's statistics of one segment with memory before it, ``[L]`` each."""
         state = self.state
         options = self.state.config.train
         tokens, document_starts = self.text()

@@ -21,7 +21,7 @@ from memspan.models.options import BackboneConfig
 
 @dataclass
 class WarmStart:
-    """Which of the model's tensors were taken, wholly, in part or not at all."""
+    """Record of the model's tensors that were taken wholly, in part or not at all."""
 
     source: str
     mapped: list[str]

@@ -26,7 +26,7 @@ from memspan.ops.relative import sdpa_is_fast
 
 @dataclass(frozen=True)
 class Append:
-    """What appending ``T`` tokens does to each row: numbers of slots, int64 ``[B]``."""
+    """Effect of appending ``T`` tokens on each row: numbers of slots, int64 ``[B]``."""
 
     total: Tensor
     """Slots with the new tokens, before compression."""

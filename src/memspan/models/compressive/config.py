@@ -94,7 +94,7 @@ class CompressiveConfig(RelativeConfig):
 
     @property
     def needs_received(self) -> bool:
-        """Whether compressing asks how much attention each slot received."""
+        """True if compressing asks how much attention each slot received."""
         return self.compression == "most-used" and self.compressed_length > 0
 
     def build(self) -> Compressive:

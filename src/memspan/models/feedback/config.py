@@ -89,7 +89,7 @@ class FeedbackConfig(HeadsConfig):
 
     @property
     def has_value_bias(self) -> bool:
-        """Whether values have a bias."""
+        """True if values have a bias."""
         return self.attention_bias if self.value_bias is None else self.value_bias
 
     def build(self) -> Feedback:

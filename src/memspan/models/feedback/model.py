@@ -307,7 +307,7 @@ class Feedback(Backbone[FeedbackMemory]):
         return penalty
 
     def _draw(self, x: Tensor, memory: FeedbackMemory, n_old: int) -> Dropout | None:
-        """What dropout keeps of the segment ``x`` (None: all)."""
+        """Draw the dropout of the segment ``x`` (None: nothing is dropped)."""
         config = self.config
         sizes = (self.config.n_layers, self.config.n_heads, self.config.d_ff)
         if not self.training or not (config.dropout or config.attention_dropout):
@@ -383,11 +383,11 @@ class Feedback(Backbone[FeedbackMemory]):
         )
 
     def can_fuse(self) -> bool:
-        """Whether the fused implementation can compute these options."""
+        """True if the fused implementation can compute these options."""
         return self.config.adaptive_span is None
 
     def float32_part(self) -> str | None:
-        """What is computed in float32 even under bfloat16 autocast."""
+        """The part that is computed in float32 even under bfloat16 autocast, in words (None: none)."""
         fast = self.can_fuse() or not self.training
         return "the Feedback Transformer's loop over tokens is computed" if fast else None
 
@@ -484,7 +484,7 @@ class Feedback(Backbone[FeedbackMemory]):
         return taken
 
     def compiled_loops(self) -> bool:
-        """Whether the loop over tokens can run in C here."""
+        """True if the loop over tokens can run in C here."""
         return feedback_loop.available(next(self.stack()).content_bias)
 
     @torch.no_grad()

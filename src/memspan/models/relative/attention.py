@@ -108,7 +108,7 @@ class AttentionPass:
     weights: list[Tensor] | None = None
     """A list that receives each layer's attention weights ``[B, H, T, S]`` (None: not wanted)."""
     documents: Documents | None = None
-    """Those of the segment."""
+    """Documents of the segment (None: none starts or ends in it)."""
 
 
 class RelativeAttention(nn.Module):

@@ -12,7 +12,7 @@ from memspan.models.options import HeadsConfig, check_sinusoids
 
 @dataclass(frozen=True)
 class RelativeReaderOptions:
-    """How a trained model with relative positions is read."""
+    """Options for reading with a trained model that has relative positions."""
 
     attention_span: Literal["segment", "fixed"] | None = None
     """What a token attends to. segment: all of memory and its segment so far. fixed: exactly as many

@@ -31,7 +31,7 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
     """
 
     counts_attention = False
-    """Whether :meth:`_advance` needs the attention that each slot received."""
+    """True if :meth:`_advance` needs the attention that each slot received."""
 
     @torch.no_grad()
     def __init__(self, backbone: RelativeBackbone[M], memory: M, span: Span) -> None:

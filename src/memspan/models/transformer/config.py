@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WindowOptions:
-    """How a model without memory sees beyond what it reads at once."""
+    """Options with which a model without memory sees further back than the segment it reads."""
 
     window: int | None = None
     """Slide a window of so many tokens over the text: with each segment the tokens before it are read

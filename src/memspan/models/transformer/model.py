@@ -70,8 +70,8 @@ class TransformerLayer(nn.Module):
 
 @dataclass(frozen=True, repr=False)
 class TransformerWindow(Memory):
-    """What was read last, to be read again: no memory of what the layers made of it. A window of ``W``
-    tokens has ``W - 1`` slots."""
+    """The last inputs, to be read again: nothing that layers computed from them is kept. A window of
+    ``W`` tokens has ``W - 1`` slots."""
 
     inputs: Tensor
     """``[B, W - 1, D]``, newest right-most, zero where nothing was read."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TransformerXLMemoryOptions(MemoryLength):
-    """What evaluation may change about a Transformer-XL's first memory."""
+    """Options of a Transformer-XL's first memory that evaluation may change."""
 
     start: Literal["empty", "zeros"] | None = None
     """Memory before the first token. empty: nothing to attend to. zeros: all slots are attended, and

@@ -29,7 +29,7 @@ EPSILON = 1e-8
 
 
 class Distances(NamedTuple):
-    """What depends on the distance alone; row ``d - 1`` belongs to distance ``d``, ``P >= S`` rows."""
+    """Terms that depend on the distance alone; row ``d - 1`` is of distance ``d``, ``P >= S`` rows."""
 
     keys: Tensor
     """``R``, ``[P, H, K]``."""

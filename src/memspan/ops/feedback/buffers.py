@@ -55,7 +55,7 @@ class FoldedWeights:
     biases: Tensor
     """``[2, L, D]``."""
     norms_memory: bool = False
-    """Whether memory vectors are normalised before the projections."""
+    """True if memory vectors are normalised before the projections."""
 
     def tensors(self) -> dict[str, Tensor]:
         """The weights by name, in the order of the fields."""
@@ -98,7 +98,7 @@ class FoldedWeights:
 
     @property
     def post_norm(self) -> bool:
-        """Whether norms come after the sub-layers."""
+        """True if norms come after the sub-layers."""
         return self.gains.numel() > 0
 
     @property
@@ -122,8 +122,8 @@ class Options(NamedTuple):
 
 
 def new_buffers(w: Buffers, options: Options, n_steps: int, batch: int, n_old: int) -> Buffers:
-    """What the loop forward leaves for backward, uninitialised but for columns of ones; heads before
-    rows. A layer's sub-layers are its attention and its feed-forward.
+    """Allocate the tensors that the forward loop leaves for the backward loop, uninitialised except for
+    columns of ones; heads before rows. A layer's sub-layers are its attention and its feed-forward.
 
     ``streams``: the residual stream before each sub-layer and after the last, ``[2 * L + 1, T, B, D]``.
     ``sums``: with post-norm, what the norms are given, ``[2 * L, T, B, D]``.

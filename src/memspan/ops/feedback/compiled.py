@@ -42,7 +42,7 @@ class _Loop(ctypes.Structure):
 
 
 def available(like: Tensor) -> bool:
-    """Whether the loop can run on tensors such as ``like``."""
+    """True if the loop can run on tensors such as ``like``."""
     return compiler.available(SOURCE, like)
 
 

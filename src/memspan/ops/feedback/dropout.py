@@ -15,18 +15,18 @@ is several times faster than a draw for each."""
 
 
 class Dropout(NamedTuple):
-    """Which numbers of a segment dropout keeps, bool, to be multiplied by a scale; or, from
-    :meth:`factors`, what to multiply them by. None: nothing is dropped there."""
+    """Masks of the numbers of a segment that dropout keeps, bool, to be multiplied by a scale; or, from
+    :meth:`factors`, the factors to multiply those numbers by. None: nothing is dropped there."""
 
     weights: Tensor | None = None
     """Attention weights, ``[T, L, H * B, W]``, where ``W`` is the most slots that a token attends to;
     the nearest is last. Of one token in one layer ``[B, H, W]``."""
     attention: Tensor | None = None
-    """What attention adds to the residual stream, ``[L, T, B, D]``; of one token ``[B, D]``."""
+    """Attention's addition to the residual stream, ``[L, T, B, D]``; of one token ``[B, D]``."""
     activated: Tensor | None = None
     """The feed-forward's activations, ``[L, T, B, F]``; of one token ``[B, F]``."""
     feed_forward: Tensor | None = None
-    """What the feed-forward adds to the residual stream, as ``attention``."""
+    """The feed-forward's addition to the residual stream, as ``attention``."""
     weights_scale: float = 1.0
     scale: float = 1.0
     """The scale of all but the weights."""
@@ -45,7 +45,7 @@ class Dropout(NamedTuple):
         )
 
     def of_token(self, layer: int, step: int, n_heads: int) -> Dropout:
-        """That of one token in one layer."""
+        """Select the masks of one token in one layer."""
 
         def at(x: Tensor | None) -> Tensor | None:
             return None if x is None else x[layer, step]
@@ -93,7 +93,7 @@ def draw(
 
 
 def _draw(like: Tensor, shape: tuple[int, ...], probability: float) -> tuple[Tensor | None, float]:
-    """What is kept, and its scale."""
+    """Draw a mask of the numbers that are kept (None: all are), and find their scale."""
     if not probability:
         return None, 1.0
     # A graph of torch.compile cannot contain random_.

@@ -140,7 +140,7 @@ def _check(x: Tensor, old: Tensor, length: Tensor, span: int, weights: FoldedWei
 
 
 def _all_have(length: Tensor, n_old: int) -> bool:
-    """Whether every row has ``n_old`` slots, as far as that is known without waiting for a device."""
+    """True if every row has ``n_old`` slots, as far as that is known without waiting for a device."""
     if torch.compiler.is_compiling() or length.device.type != "cpu":
         return False
     return bool((length >= n_old).all())
@@ -212,7 +212,7 @@ def _backward(
 
 
 def _weight_gradients(b: Buffers, options: Options, d: Buffers) -> FoldedWeights:
-    """What ends in weights does not depend on the recurrence: one product each for all steps."""
+    """Gradients of the weights, one product each for all steps: the recurrence does not need them."""
     n_layers, n_heads, d_model, width = b["query"].shape
     streams = b["streams"]
     post_norm = "sums" in b

@@ -20,10 +20,10 @@ def new_slots(like: Tensor, *sizes: int) -> Tensor:
 
 
 class _Loop:
-    """What both directions share; ``n`` is a layer, ``s`` a sub-layer and ``t`` a step.
+    """Views and factors that both directions use; ``n`` is a layer, ``s`` a sub-layer and ``t`` a step.
 
-    Every buffer is cut into views of all its steps at once, which is cheaper than to select step by
-    step.
+    Every buffer is cut into views of all its steps at once, which is cheaper than selecting them
+    step by step.
     """
 
     def __init__(self, b: Buffers, options: Options) -> None:
@@ -195,7 +195,7 @@ class _Forward(_Loop):
         self.norm_after(s, t)
 
     def norm_before(self, x: Tensor) -> Tensor:
-        """What a sub-layer multiplies: with post-norm ``x`` itself."""
+        """The input that a sub-layer multiplies: ``x`` normalised, or with post-norm ``x`` itself."""
         return x if self.post_norm else F.layer_norm(x, self.size, eps=self.options.eps)
 
     def norm_after(self, s: int, t: int) -> None:

@@ -40,7 +40,7 @@ COMPILER_SECONDS = 600
 
 
 def available(source: Path, like: Tensor, bf16_weights: bool = False) -> bool:
-    """Whether the loops of the C file ``source`` can run on tensors such as ``like``; ``bf16_weights``:
+    """True if the loops of the C file ``source`` can run on tensors such as ``like``; ``bf16_weights``:
     see :func:`functions`."""
     if like.device.type != "cpu" or like.dtype not in TYPES:
         return False

@@ -38,7 +38,7 @@ class _Compressed(ctypes.Structure):
 
 
 def available(like: Tensor, bf16_weights: bool = False) -> bool:
-    """Whether the step can run on tensors such as ``like``; ``bf16_weights``: with matrices in bf16."""
+    """True if the step can run on tensors such as ``like``; ``bf16_weights``: with matrices in bf16."""
     return compiler.available(SOURCE, like, bf16_weights)
 
 
