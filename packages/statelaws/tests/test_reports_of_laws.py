@@ -226,7 +226,7 @@ def test_a_model_without_state_says_so() -> None:
         def step(self, x: Tensor, h: Tensor, t: int) -> Tensor:
             return super().step(x, torch.zeros_like(h), t)
 
-    no_state = "it carries no state: what it returns after one text it returns after any"
+    no_state = "it carries no state: it returns the same after any text"
     for kind, detail in (
         (Forgotten, "the state that was passed has no effect: after it and after an empty one"),
         (Stateless, f"{no_state}, though outputs depend on earlier inputs of the same call"),

@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A model may write characters that the terminal's encoding does not have.
         sys.stdout.reconfigure(errors="replace")
-    # What the user should know besides the result.
+    # Warnings that belong beside the result.
     notices = logging.StreamHandler()
     notices.setFormatter(logging.Formatter("memspan: %(message)s"))
     logging.getLogger("memspan").addHandler(notices)

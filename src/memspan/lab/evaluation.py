@@ -147,8 +147,8 @@ def evaluate(
 ) -> Evaluation:
     """Score a text with a trained model, as ``memspan evaluate`` does.
 
-    What the user should know besides the score, such as that the text has changed since training, is
-    logged as a warning of the logger ``memspan``.
+    Anything to know besides the score, such as that the text has changed since training, is logged as
+    a warning of the logger ``memspan``.
 
     Args:
         run: the run, or its folder.
@@ -280,7 +280,7 @@ def score_tokens(
     progress: Callable[[int], None] | None = None,
     processes: Processes = ALONE,
 ) -> Scores:
-    """Score ``tokens``, integers, 1-D; arguments that :func:`evaluate` has, too, mean the same.
+    """Score ``tokens``, integers, 1-D; arguments of :func:`evaluate` mean the same here.
 
     Args:
         model: in evaluation mode.
@@ -288,7 +288,7 @@ def score_tokens(
         tokenizer: the one that made the tokens, to decode them for bytes, characters and words.
         document_starts: the index of each document's first token; nothing before it is visible to
             the tokens of that document (None: memory is carried across documents).
-        altered: whether decoding the tokens does not restore the text.
+        altered: true if decoding the tokens does not restore the text.
         memory: options of the model's ``initial_memory`` (None: as in training).
         emptied: empty the memory before every segment; a segment's first input stays what it is.
         before: the memory of what was read before, a row per stream (None: empty).

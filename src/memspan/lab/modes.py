@@ -23,7 +23,7 @@ def usual_modes() -> Iterator[None]:
         if torch.get_default_device().type != "cpu":
             stack.enter_context(torch.device("cpu"))
         for kind in {"cpu", _accelerator()}:
-            # Not left to each forward pass: backward passes and optimisers multiply, too.
+            # Not left to each forward pass: backward passes and optimisers also multiply.
             if torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))
         stack.enter_context(torch.inference_mode(False))

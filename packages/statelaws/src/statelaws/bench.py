@@ -115,7 +115,7 @@ class Bench:
         return tuple(found[name] for name in names)
 
     def _fit(self) -> str | None:
-        """Drop the longest lengths while the model refuses so many tokens; returns why none fits."""
+        """Drop the longest lengths while the model refuses that many tokens; return why none fits."""
         while True:
             tokens = length_of(self.claims)
             n = max(self.claims.cuts, tokens // 2)
@@ -213,7 +213,7 @@ class Bench:
         return Finding(law.name, outcome, detail, worst.difference, worst.reference.floor)
 
     def _confirmed(self, law: Law, case: Case) -> bool:
-        """True if other inputs break the law, too: where numbers are coarse, some may by chance."""
+        """True if other inputs also break the law: where numbers are coarse, some may by chance."""
         for draw in CONFIRMING:
             try:
                 if not self._judge(law, replace(case, draw=draw), power=False).broken:

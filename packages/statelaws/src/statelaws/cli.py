@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         "--scripts",
         type=Path,
         metavar="DIR",
-        help="folder for scripts that show each broken law (they are in the JSON, too)",
+        help="folder for scripts that show each broken law (also in the JSON)",
     )
     add(
         "--trust-remote-code",

@@ -65,7 +65,7 @@ def without_effect(model: Stateful[Any], tokens: int = 24, seed: int = 0) -> NoE
     if math.isnan(deviation):
         return None
     if _same(*states):
-        detail = "it carries no state: what it returns after one text it returns after any"
+        detail = "it carries no state: it returns the same after any text"
         if difference(whole[:, half:], anew) > 1e-3 * deviation:
             detail += ", though outputs depend on earlier inputs of the same call"
         return NoEffect(detail, stateless=True)

@@ -22,10 +22,10 @@ POWER = 100
 """A case shows something only if a wrong state differs by more than this many times that."""
 COARSE_FACTOR = 2
 """In place of :data:`FACTOR` where weights have two bytes: there a unit in the last place is large, and
-changes outputs more than the rounding of all that is computed does. What is found so must be seen
-with other inputs, too."""
+changes outputs more than the rounding of everything that is computed. Such a finding must recur
+with other inputs."""
 COARSE_POWER = 1
-"""In place of :data:`POWER`, likewise, and in one case of a law at least."""
+"""In place of :data:`POWER` where weights have two bytes; needed in at least one case of each law."""
 
 IdleBits = Mapping[torch.dtype, int]
 """Numbers of last bits of weights and outputs that do not count, by type."""

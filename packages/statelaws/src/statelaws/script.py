@@ -63,9 +63,9 @@ def _words(text: str) -> set[str]:
 
 
 def source_of(functions: Functions, names: Collection[str]) -> str:
-    """Python that defines those of ``functions`` that are in ``names``, from their own source.
+    """Python source that defines the ``functions`` whose names are in ``names``.
 
-    What they use comes first: imports, plain values as constants, and functions of the same file.
+    Whatever they use comes first: imports, plain values as constants, and functions of the same file.
     """
     imports: dict[str, None] = {}
     constants: dict[str, None] = {}

@@ -71,7 +71,7 @@ PLAIN = frozenset((
 ))  # fmt: skip
 """Steps that make texts and numbers, which may be keys."""
 KEYS = {"SETITEM": 2, "SETITEMS": 2, "DICT": 2, "ADDITEMS": 1, "FROZENSET": 1}
-"""Steps that hash: every so many of what they take is a key."""
+"""Steps that hash, and the stride of the keys among the values of each."""
 
 
 class Inert:
@@ -384,7 +384,7 @@ def _refuse_repetitions(value: object) -> None:
         holder, is_counted = waiting.pop()
         inner = _inner(holder)
         if is_counted:
-            # What holds itself counts once.
+            # An object that holds itself counts once.
             sizes[id(holder)] = 1 + len(inner) + sum(sizes.get(id(each), 0) for each in inner)
             if sizes[id(holder)] > MOST_VALUES:
                 raise ValueError(

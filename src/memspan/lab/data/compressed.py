@@ -45,7 +45,7 @@ def is_archive(path: Path) -> bool:
 
 def is_damage(error: Exception) -> bool:
     """True if it is an error of reading what is cut short or damaged."""
-    # That of Zstandard is of a module that may be missing.
+    # Zstandard's error is defined in a module that may be missing.
     return isinstance(error, DAMAGED) or type(error).__name__ == "ZstdError"
 
 

@@ -180,7 +180,7 @@ def _of_whole(name: str, reading: _Reading) -> Splits:
         if any(holds_records(file.path) for file in files):
             return by_document(documents)
         return by_position(documents)
-    # Of several names of one split, the first that has text.
+    # The first name with text, if a split has several names.
     used: dict[str, str] = {}
     for theirs, ours in SPLITS.items():
         if any(found.get(theirs, [])):

@@ -50,7 +50,7 @@ class TokenizedCorpus:
             more = f" and {len(skipped) - 5:,} more" if len(skipped) > 5 else ""
             are = "is" if len(skipped) == 1 else "are"
             lines.append(f"{counted(len(skipped), 'file')} {are} left out: {shown}{more}")
-        # Of ids, digits are all that is lost.
+        # Token ids lose nothing but the form of their digits.
         altered = [name for name, split in self.splits.items() if split.altered]
         if altered and not self.corpus.holds_ids:
             lines.append(

@@ -208,7 +208,7 @@ def _values(file: IO[bytes], path: Path) -> Iterator[Any]:
                 ) from None
             chunk = file.read(size)
             ended = not chunk
-            # What is half there is parsed again: twice as much each time.
+            # An incomplete record is parsed again: twice as much each time.
             text = text[at:] + utf8.decode(chunk, final=ended)
             at = 0
             size = 2 * size

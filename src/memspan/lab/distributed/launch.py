@@ -48,7 +48,7 @@ def launch(arguments: list[str], n_processes: int) -> int | None:
         The number of the signal that ended their run, with a checkpoint; None if they have finished.
     """
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // n_processes)))
-    # As torchrun does: a process that waits for one that has ended on a GPU ends, too.
+    # As torchrun does: a process that waits on a GPU for one that has ended also ends.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     # Overrides settings for runs on several machines: this one uses only the loopback interface.
     os.environ |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), _loopback())

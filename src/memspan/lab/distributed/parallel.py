@@ -96,7 +96,7 @@ class ShardedModel(ParallelModel):
         def initial_memory(batch_size: int) -> Memory:
             return empty.select([0] * batch_size)
 
-        # What is made like a sharded weight would be sharded, too.
+        # A tensor made like a sharded weight would also be sharded.
         model.initial_memory = initial_memory  # type: ignore[assignment, method-assign]
 
     def gradient_sync(self, enabled: bool) -> AbstractContextManager[object]:

@@ -176,7 +176,7 @@ class Writer:
         self._samples = []
         for n in of.tolist():
             decoder = StreamDecoder(tokenizer)
-            # Whether a space comes first depends on what is before it.
+            # The text before decides if a space comes first.
             decoder.push(last[n])
             self._samples.append(Sample(decoder, stop))
         self._ended: dict[int, Memory] = {}

@@ -232,7 +232,7 @@ def _inside(name: str, m: Measurement) -> Iterator[Table]:
                 )
                 for n, layer in enumerate(m.attention.layers, 1)
             ],
-            f"Of {counted(m.attention.tokens, 'token')}; mean: the mean distance in tokens.",
+            f"Over {counted(m.attention.tokens, 'token')}; mean: the mean distance in tokens.",
             (f"{name}: attention by distance", "tokens back, up to the next", "share"),
             _by_layer(m.attention.distances, [each.by_distance for each in m.attention.layers]),
         )
@@ -245,8 +245,8 @@ def _inside(name: str, m: Measurement) -> Iterator[Table]:
                 (str(n), *map(_percent, layer.kept), f"{layer.effective_rank:.1f}")
                 for n, layer in enumerate(m.retention.layers, 1)
             ],
-            f"Of {counted(m.retention.values, 'value')} per layer and head. The rank says how full the "
-            "matrices are.",
+            f"Over {counted(m.retention.values, 'value')} per layer and head. The rank says how full "
+            "the matrices are.",
             (f"{name}: a written value", "further tokens", "share that is read back"),
             _by_layer(m.retention.after, [each.kept for each in m.retention.layers]),
         )

@@ -79,7 +79,7 @@ class StatefulSubject(Subject):
         state = self.model.start(len(inputs))
         found = []
         for start, end in cuts:
-            # What comes before the text is read with its first part.
+            # The prefix is read with the first part of the text.
             part = inputs[:, start + before if start else 0 : end + before]
             scores, state = self._read(part, state)
             first = max(start, n - last)

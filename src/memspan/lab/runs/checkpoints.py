@@ -295,7 +295,7 @@ def _settle(folder: Path, best_step: int | None, keep: int) -> None:
         try:
             _refuse_unusable(folder, steps[-1])
         except MemspanError as error:
-            # What is older may be all that can be gone on from.
+            # Older checkpoints may be the only usable ones.
             logging.getLogger("memspan").warning(f"old checkpoints are kept: {error}")
             return
     for old in outdated:

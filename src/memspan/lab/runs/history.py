@@ -31,8 +31,9 @@ class Change:
     changed: dict[str, list[object]]
     """Option -> its values before and after."""
     before: str
-    """SHA-256 of ``config.toml``; likewise ``after``."""
+    """SHA-256 of ``config.toml`` before the change."""
     after: str
+    """SHA-256 of ``config.toml`` after the change."""
 
 
 def read(folder: Path) -> list[Change]:

@@ -148,7 +148,7 @@ def precision_for(
 ) -> Precision:
     """The precision to read in: ``auto`` is float32, multiplied as in training.
 
-    What the user should know about it is logged as a warning of the logger ``memspan``.
+    Cautions are logged as warnings of the logger ``memspan``.
     """
     trained = run.config.train.matmul_precision
     auto = Precision(matmul="highest" if trained == "auto" else trained)

@@ -33,7 +33,7 @@ class RunText:
 def text_of(run: Run, corpus: str | None, field: str | None, split: str, progress: bool) -> RunText:
     """A split of a corpus (None: the run's own) in the run's tokens; ``field`` None: as in training.
 
-    What the user should know about it is logged as a warning of the logger ``memspan``.
+    Cautions are logged as warnings of the logger ``memspan``.
     """
     log = logging.getLogger("memspan")
     prepared = _prepared(run, corpus, field, split, progress)

@@ -45,7 +45,7 @@ class Logger:
     """Takes one record at a time."""
 
     log: Callable[[int, Record], object]
-    """Writes the record of the state after so many updates."""
+    """Writes a record of the state after the given number of updates."""
     close: Callable[[], object]
     """Called once, after the last record."""
 
@@ -141,7 +141,7 @@ def _wandb(folder: Path) -> Logger:
     """A run of Weights & Biases' project ``memspan``, named like the run's folder.
 
     Its files are in the run's folder ``wandb``; ``WANDB_MODE=offline`` keeps everything there. Other
-    variables, such as ``WANDB_PROJECT``, apply, too.
+    variables, such as ``WANDB_PROJECT``, also apply.
     """
     import wandb
 

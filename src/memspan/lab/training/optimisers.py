@@ -61,7 +61,7 @@ def _part(group: dict[str, Any], matrices: bool) -> dict[str, Any]:
 
 
 def _is_weight_matrix(name: str, parameter: Tensor) -> bool:
-    # Tables of positions and some biases are matrices, too.
+    # Tables of positions and some biases are also matrices.
     is_weight = name.startswith("backbone.") and "weight" in name.rpartition(".")[2]
     return is_weight and parameter.dim() == 2
 

@@ -143,13 +143,13 @@ def _refusals(folder: Path) -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        # Of the console, whose reader has gone.
+        # The console's reader has gone.
         raise
     except OSError as error:
         which = f", {error.filename}" if error.filename else ""
         raise MemspanError(
             f"the system refused a file ({error.strerror or error}{which}): check the disk and the "
-            f"permissions, then try again; what was saved in {folder} is kept"
+            f"permissions, then try again; everything saved in {folder} is kept"
         ) from error
 
 
@@ -173,7 +173,7 @@ def resume(
             optimiser may change, as may the corpus's path and field; each change is recorded in the
             run's ``history.jsonl``. A converted run may begin with any text and optimiser.
         optimiser: the function that :func:`train` was given, if it was.
-        console: as in :func:`train`; likewise ``processes`` and ``on_stop``.
+        console: as in :func:`train`, as are ``processes`` and ``on_stop``.
 
     Returns:
         The run's folder.

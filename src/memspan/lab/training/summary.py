@@ -84,7 +84,7 @@ def conclude(console: Console, state: TrainingState, folder: Path) -> None:
         if state.processes.first:
             metrics.keep_sample(folder, state.step, sample)
         say("\nprompt, the beginning of the held-out text, which ends:", style="bold")
-        # Of a long line, its end.
+        # The end of a long line.
         prompt = validation.prompt().decode(errors="replace").rstrip("\n")
         for line in prompt.splitlines()[-PROMPT_LINES:]:
             say(f"  | {line[-PROMPT_WIDTH:]}", markup=False, highlight=False)

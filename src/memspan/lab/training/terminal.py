@@ -83,7 +83,7 @@ class Unbreakable(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        # Python calls this at the end of its life, too, when the target may have been closed.
+        # Python also calls this at the end of its life, when the target may have been closed.
         if not self._target.closed:
             with self._reporting():
                 self._target.flush()

@@ -32,7 +32,7 @@ class Validation:
 
     def __init__(self, state: TrainingState) -> None:
         self.state = state
-        # Whatever the run trains in: scores must be comparable, and they choose the best weights.
+        # Whatever type the run trains in, scores must be comparable, and they choose the best weights.
         self.precision = dataclasses.replace(state.precision, products="float32")
 
     def text(self) -> tuple[np.ndarray, np.ndarray | None]:

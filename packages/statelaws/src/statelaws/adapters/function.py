@@ -60,7 +60,7 @@ class Function:
         return result
 
     def _look_at(self, state: Any, rows: int) -> None:
-        """Note what :meth:`select` and :meth:`copy` cannot do with a state of so many rows."""
+        """Note why :meth:`select` or :meth:`copy` cannot handle a state of this many rows."""
         for part in leaves_of(state):
             if not isinstance(part, Tensor):
                 if not self._unknown and not isinstance(part, PLAIN):
@@ -91,7 +91,7 @@ class Function:
         )
 
     def copy(self, state: Any) -> Any:
-        """All of it, copied.
+        """Copy the whole state.
 
         Raises:
             RefusedError: the state holds more than tensors and numbers.

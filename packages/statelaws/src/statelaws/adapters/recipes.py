@@ -207,7 +207,7 @@ def build(model_type: str, seed: int = 0, vocab_size: int = VOCABULARY) -> Causa
 
     recipe = RECIPES[model_type]
     with torch.random.fork_rng():
-        # Weights that are not randomised below may be drawn, too.
+        # Some weights that are not randomised below may be drawn here.
         torch.manual_seed(seed)
         try:
             kind = type(AutoConfig.for_model(model_type))

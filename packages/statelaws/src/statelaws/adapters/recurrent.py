@@ -63,7 +63,7 @@ class Recurrent:
 
 
 def _functions(module: nn.RNNBase) -> Functions:
-    """The functions of the protocol, of which scripts are made, too."""
+    """The functions of the protocol; scripts are made from them as well."""
 
     def start(batch_size: int) -> Any:
         weight = next(module.parameters())

@@ -50,7 +50,8 @@ class Calls:
     cache_type: Any = None
     """The type of an empty cache (None: the model makes its own)."""
     of_model: bool = False
-    """The model's own cache of earlier releases, made from its batch size, type and device, too."""
+    """True if the cache is of the model's own type, as in earlier releases; made from batch size, type
+    and device."""
 
     @property
     def accepts(self) -> tuple[str, ...]:
@@ -196,7 +197,7 @@ class Causal:
 
 
 def _functions(module: Any, calls: Calls) -> Functions:
-    """The functions of the protocol, of which scripts are made, too."""
+    """The functions of the protocol; scripts are made from them as well."""
     takes = calls.takes
     accepts = calls.accepts
     returns = calls.returns
@@ -293,7 +294,7 @@ def _with_names(module: nn.Module, calls: Calls, tokens: Tensor) -> Calls:
 
     state = _functions(module, calls)["start"](1)
     _functions(recorded, calls)["read"](tokens, state)
-    # Outputs of transformers answer to earlier names, too, but warn of them.
+    # Outputs of transformers also answer to earlier names, but warn about them.
     parts = {**outputs[0]} if isinstance(outputs[0], Mapping) else {}
     if parts.get("logits") is None:
         raise RefusedError("it does not return logits: give a model with a language model's head")

@@ -1,7 +1,7 @@
 """The laws, one in each file, in the order of a report.
 
 All but ``cuts`` compare readings with the same cuts, so that each bug breaks its own law, and models
-whose outputs depend on the cuts by design can be tested, too. ``bounded`` compares no outputs: it
+whose outputs depend on the cuts by design can also be tested. ``bounded`` compares no outputs: it
 measures a state's size.
 """
 

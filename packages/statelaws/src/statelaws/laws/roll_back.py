@@ -27,7 +27,7 @@ def _back_cases(claims: Claims, seed: int) -> Iterator[Case]:
         for variant in ("read in a call", "read token by token", "read with what is kept"):
             if claims.anywhere or variant == "read in a call":
                 yield Case(ROWS, (half, n, rest), variant)
-        # What is not overwritten at once must not be seen.
+        # Entries that are not overwritten at once must not be seen.
         yield Case(ROWS, (half, n, 1), "read in a call", extra=True)
     yield Case(ROWS, (1, 1, 2), "read in a call")
 

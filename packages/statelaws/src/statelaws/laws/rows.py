@@ -59,7 +59,7 @@ def rows(reading: Reading, case: Case) -> Compared:
     most = case.rows - 1
     every = slice(None)
     back = list(reversed(range(case.rows)))
-    # What is read instead, and which rows of the expected outputs and of its own are the same.
+    # The inputs read instead, and the rows of expected and of actual outputs that must be equal.
     read: dict[str, list[tuple[Named, Any, Any]]] = {
         "each row alone": [(x[i : i + 1], slice(i, i + 1), every) for i in range(case.rows)],
         "rows in reverse": [(x[back], back, every)],

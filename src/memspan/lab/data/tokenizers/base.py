@@ -194,7 +194,7 @@ def cut_at_gaps(texts: Iterable[str], gaps: str = " \t\n") -> Iterator[str]:
             held = []
             rest = rest[piece.end() :]
         else:
-            # Whether the text ends in a gap depends on the next character.
+            # The next character decides if the text ends in a gap.
             held.append(rest[:-2])
             rest = rest[-2:]
     if held or rest:

@@ -99,7 +99,7 @@ class MemspanPreTrainedModel(PreTrainedModel):
             to_keep: columns, from the right, that are wanted (0: all).
 
         Returns:
-            What is wanted; the mean auxiliary loss; where tokens are not padding, bool ``[B, T]``.
+            The wanted tensors; the mean auxiliary loss; bool ``[B, T]``, false at padding.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise MemspanError("give the model input_ids or inputs_embeds, one of the two")
@@ -166,7 +166,7 @@ class MemspanPreTrainedModel(PreTrainedModel):
         """Read tokens or vectors ``x`` with padding on the right.
 
         Returns:
-            What is wanted of the last ``to_keep`` columns (0: all); the segments' mean auxiliary loss.
+            The wanted tensors of the last ``to_keep`` columns (0: all); the mean auxiliary loss.
         """
         model = self.model
         n_columns = x.shape[1]
@@ -216,7 +216,7 @@ class MemspanPreTrainedModel(PreTrainedModel):
             return
         tensors = {**module._parameters, **module._buffers}
         for name, tensor in tensors.items():
-            # Without files, too, a model may be made without memory for its weights.
+            # Even without files a model may be made without memory for its weights.
             if tensor is not None and not (
                 tensor.is_meta or getattr(tensor, "_is_hf_initialized", False)
             ):
