@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+import memspan
 from memspan.lab import invocation
 
-MODULE = str(Path(invocation.__file__).with_name("__main__.py"))
+MODULE = str(Path(memspan.__file__).with_name("__main__.py"))
 INSTALLED = "my scripts/memspan"
 
 

@@ -140,7 +140,7 @@ def test_the_guide(run: Path) -> None:
     [
         (["--to", "transformers"], "--to transformers needs the name of a new folder: add it"),
         (["out"], "out is a folder to export to: say for which library with --to transformers"),
-        (["--to", "jax", "out"], "--to must be one of"),
+        (["--to", "jax", "out"], "argument '--to'. Expected one of"),
     ],
 )
 def test_mistakes_on_the_command_line(
