@@ -290,7 +290,7 @@ def _holds(value: Any, kind: Any, accepts: Callable[[Any], bool]) -> bool:
 
 
 SCALARS: dict[Any, Check] = {
-    # To Python a bool is an int, too.
+    # To Python a bool is also an int.
     int: (lambda x: isinstance(x, numbers.Integral) and not isinstance(x, bool), "an integer"),
     float: (lambda x: isinstance(x, numbers.Real) and not isinstance(x, bool), "a number"),
     bool: (lambda x: isinstance(x, bool), "True or False"),

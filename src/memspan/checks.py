@@ -79,7 +79,7 @@ def _is_number(value: Any) -> bool:
 
 SCALARS: dict[Any, Check] = {
     bool: (lambda value: isinstance(value, bool), "True or False"),
-    # To Python a bool is an int, too.
+    # To Python a bool is also an int.
     int: (lambda value: type(value) is int, "an integer"),
     float: (_is_number, "a finite number"),
     str: (lambda value: isinstance(value, str), "text"),

@@ -138,7 +138,7 @@ class Memory(LayerMemory):
 
     def counts(self) -> dict[str, Tensor]:
         """The fields that :meth:`slots` names, checked and on the CPU: loops in C trust them. The
-        tokens are checked, too."""
+        tokens are also checked."""
         self._count("tokens_seen", MOST_TOKENS)
         return {name: self._count(name, most) for name, most in self.slots().items()}
 

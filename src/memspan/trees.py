@@ -343,8 +343,8 @@ def check_layer(layer: Any, x: Tensor, width: int, memory: L | None) -> L:
 def check_like(
     memory: object, like: LayerMemory, rows: int | None, device: torch.device | None = None
 ) -> None:
-    """Refuse a memory of another kind or with other sizes than ``like``, or with other than so many
-    rows (None: any number); see also :func:`check_field`."""
+    """Refuse a memory of another kind or with other sizes than ``like``, or with another number of
+    rows than ``rows`` (None: any number); see also :func:`check_field`."""
     check_kind(memory, type(like))
     for name, t in like.tensors().items():
         check_field(name, getattr(memory, name), t.dtype, (rows, *t.shape[1:]), device)

@@ -71,8 +71,8 @@ def own_lengths(lengths: Tensor | list[int], x: Tensor, padding: Padding) -> Ten
 
 
 def check_step(x: Tensor, width: int, weight: Tensor, rows: int) -> None:
-    """Refuse what a reader of so many rows B cannot take as one vector for each, ``[B, D]``, and, where
-    looking does not wait for the device, rows that are not finite: they would spoil their memory."""
+    """Refuse anything but one vector for each of a reader's ``rows``, ``[B, D]``, and, where looking
+    does not wait for the device, rows that are not finite: they would spoil their memory."""
     if not (
         isinstance(x, Tensor)
         and x.shape == (rows, width)

@@ -228,7 +228,7 @@ class LanguageModel(nn.Module):
     def _losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """``[B, T, D], int64 [B, T] -> [B, T]`` in nats, 0 for a target of -100."""
         try:
-            # What wraps a head may pass on the losses within, which are not its own.
+            # A wrapper of a head may forward the losses of the head inside, which are not its own.
             if hasattr(type(self.head), "losses"):
                 return self.head.losses(hidden, targets)
             return losses_of(self.head(hidden), targets)
@@ -270,7 +270,8 @@ class LanguageModel(nn.Module):
     def clip_groups(self) -> list[list[nn.Parameter]]:
         """Parameters whose gradients are clipped together.
 
-        What an auxiliary loss trains is apart, so that its gradients take no share of the task's.
+        Parameters of an auxiliary loss are a separate group, so that its gradients take no share of the
+        task's.
         """
         apart = self.backbone.auxiliary_parameters()
         ids = {id(p) for p in apart}
@@ -442,8 +443,8 @@ class Reader:
 
         Raises:
             MemspanError: the rows or the memory are not as described here; the weights have changed
-                since the reader was made. The reader stays as it was. That a memory of the same sizes
-                is another model's is not noticed here, but by ``model.load_memory``.
+                since the reader was made. The reader stays as it was. A memory of the same sizes from
+                another model is not noticed here, but by ``model.load_memory``.
 
         Example::
 
@@ -460,7 +461,7 @@ class Reader:
             raise MemspanError("a reader needs model.eval(): dropout must be off")
         precision = self._precision
         applied = precision.applied(self.device) if precision else nullcontext()
-        # What inference mode makes could be changed there alone, and what is kept is changed in place.
+        # Tensors made in inference mode can only be changed there, and the memory is changed in place.
         with torch.inference_mode(False), torch.no_grad(), applied:
             yield
 

@@ -79,7 +79,7 @@ class BackboneConfig(Protocol):
     """Dataclass of the options of ``Backbone.initial_memory`` that evaluation may change. Each field
     has the name of the option that it replaces; None stands for that option's value."""
     reader_options: ClassVar[type] = NoOptions
-    """Likewise of ``Backbone.reader``: evaluation and generation may change them."""
+    """Dataclass of the options of ``Backbone.reader`` that evaluation and generation may change."""
     plots: ClassVar[tuple[Plot, ...]] = ()
     """Pictures to draw beside the loss."""
     has_auxiliary_parameters: ClassVar[bool] = False
@@ -114,7 +114,7 @@ def check_parts(vocab_size: object, backbone: object, embedding: object) -> None
     """Raise :class:`MemspanError` for what a language model cannot be made of."""
     if type(vocab_size) is not int or vocab_size < 1:
         raise MemspanError(f"vocab_size must be an integer of at least 1, not {vocab_size!r}")
-    # A class has the names of its fields, too.
+    # A class also has the names of its fields.
     if isinstance(backbone, type) or not isinstance(backbone, BackboneConfig):
         raise MemspanError(
             "the backbone must be a config, such as TransformerXLConfig(), not "
@@ -201,7 +201,7 @@ class EmbeddingConfig(Options):
     div_val: int = 1
     """Adaptive input and softmax: each further cluster's width is divided by this."""
     tie_projections: Literal["none", "all-but-first", "all"] = "all-but-first"
-    """Which clusters' output projections are the embedding's projections."""
+    """Clusters whose output projections are the embedding's projections."""
     output_dropout: float = 0.0
     """Dropout probability on the last hidden state, before the output head, as in the Transformer-XL
     authors' code."""

@@ -63,7 +63,7 @@ def refuse_transforms(*given: Any) -> None:
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: float = 0.0) -> Tensor:
-    """Torch's ``scaled_dot_product_attention``; its fused kernels have first derivatives only, too."""
+    """Torch's ``scaled_dot_product_attention``: its fused kernels also have first derivatives only."""
     y = F.scaled_dot_product_attention(q, k, v, mask, dropout)
     node = None if torch.compiler.is_compiling() else y.grad_fn
     # Its plain form is made of several functions, the last of which is another.

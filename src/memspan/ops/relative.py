@@ -424,7 +424,7 @@ def attend_one(
 
     Args:
         q: queries with ``u`` added, ``[B, H, K]``.
-        k: keys ``[B, H, S, K]``; likewise ``v``.
+        k: keys ``[B, H, S, K]``; ``v``: values in the same shape.
         position_keys: ``R`` with the farthest distance first, ``[H, S, K]``.
         position_scores: ``(v - u) . R_d + S_d`` in the same order, ``[H, S]``.
         mask: bool ``[B, S]``, true where the query may attend (None: everywhere).

@@ -131,7 +131,7 @@ class TrainConfig(Options):
     """Precision of matrix products: auto is float32. A resumed run keeps its own. On a CPU without
     AVX-512 bfloat16 is many times slower. Scores are always computed in float32."""
     matmul_precision: MatmulPrecision = "auto"
-    """How products of float32 are computed, as in torch.set_float32_matmul_precision: auto is highest.
+    """Precision of products of float32, as in torch.set_float32_matmul_precision: auto is highest.
     medium, with AVX-512, uses another library of products; on processors with matrix units (AMX) it
     may round to bfloat16. high and medium on CUDA: TF32. Only for precision float32."""
     parallel: Literal["ddp", "fsdp"] = "ddp"

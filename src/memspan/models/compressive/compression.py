@@ -49,7 +49,7 @@ def append(
     """Count slots after ``n_tokens`` more.
 
     Args:
-        length: slots of memory in use, int64 ``[B]``; ``compressed_length`` likewise.
+        length: slots of memory in use, int64 ``[B]``; ``compressed_length``: compressed slots in use.
         n_tokens: T, or each row's number, int64 ``[B]``.
         slots: room for memory, M, at least ``rate - 1``.
         compressed_slots: room for compressed slots, C.
@@ -150,8 +150,8 @@ def attention_reconstruction(
 
     Args:
         q: queries of the segment, ``[B, H, T, K]``.
-        k: keys of what was compressed, ``[B, H, n*c, K]``; ``v`` likewise.
-        compressed_k: keys of what came out, ``[B, H, n, K]``; ``compressed_v`` likewise.
+        k: keys of the slots before compression, ``[B, H, n*c, K]``; ``v``: their values.
+        compressed_k: keys of the compressed slots, ``[B, H, n, K]``; ``compressed_v``: their values.
         valid: bool ``[B, n]``, the runs that count.
         queries: bool ``[B, T]``, those of them that count (None: all).
         implementation: ``reference``: plain autograd, for double backward; ``sdpa``: torch's

@@ -40,13 +40,13 @@ class CompressiveConfig(RelativeConfig):
     compression: Literal["convolution", "mean", "max", "dilated-convolution", "most-used"] = (
         "convolution"
     )
-    """How c slots become one. convolution: kernel and stride c (the paper's best). most-used: pick the
-    slot that had received most attention when it left memory."""
+    """Function that turns c slots into one. convolution: kernel and stride c (the paper's best).
+    most-used: pick the slot that had received most attention when it left memory."""
     auxiliary_loss: Literal["attention", "auto-encoding", "none"] = "attention"
-    """What trains the compression. attention: reconstruct the attention on the compressed slots.
+    """Loss that trains the compression. attention: reconstruct the attention on the compressed slots.
     auto-encoding: reconstruct the slots. none: only the task's loss, see task_gradient."""
     task_gradient: bool = False
-    """Let the task's loss train the compression, too. That needs gradients over several segments: set
+    """Let the task's loss also train the compression. That needs gradients over several segments: set
     train.accumulate and train.gradient_segments to at least 2."""
 
     memory_options: ClassVar[type] = CompressiveMemoryOptions

@@ -183,7 +183,7 @@ class CompressiveLayerMemory(LayerMemory):
     length: Tensor
     """Valid slots of ``hidden``, int64 ``[B]``, counted from the right."""
     compressed_length: Tensor
-    """Valid slots of ``compressed``, likewise."""
+    """Valid slots of ``compressed``, int64 ``[B]``, counted from the right."""
 
 
 class CompressiveLayerOutput(NamedTuple):

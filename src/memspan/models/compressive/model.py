@@ -124,7 +124,7 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
         Args:
             batch_size: rows, B.
             memory_length: slots of memory, M (None: as configured); may differ from training's.
-            compressed_length: compressed slots, C (None: as configured); likewise.
+            compressed_length: compressed slots, C (None: as configured); may differ from training's.
             start: ``empty``, nothing to attend to; ``zeros``, M and C all-zero slots that are attended.
                 Rows that are reset, and documents, begin empty either way.
         """

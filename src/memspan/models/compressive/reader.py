@@ -48,7 +48,7 @@ class CompressiveReader(RelativeReader[CompressiveMemory]):
         return super()._fields(at, counts) | {"compressed": where_in_use(compressed, used)}
 
     def _advance(self, n_new: int, documents: Documents | None, received: list[Tensor]) -> None:
-        """Compress the slots that no longer fit, too."""
+        """Advance, and compress the slots that no longer fit."""
         counts, added = self._step_over(n_new, documents)
         length = counts["length"]
         compressed = counts["compressed_length"]
@@ -95,7 +95,7 @@ class CompressiveReader(RelativeReader[CompressiveMemory]):
             places = (t[rows] for t in (column, older, kept))
             step.insert(hidden.squeeze(2), self._buffers(), rows, *places)
             return
-        # What they become, and the compressed slots before and after.
+        # The slots that they become, and the compressed slots before and after.
         new = end - back[-runs:]
         slots = torch.arange(self.compressed_slots, 0, -1, device=self._device)
         n_compressed, total = (

@@ -23,8 +23,8 @@ class FeedbackConfig(HeadsConfig):
     max_distance: int | None = None
     """Rows of the position tables: the longest span that can be used (None: memory_length)."""
     projections: Literal["shared", "per-layer"] = "shared"
-    """How memory vectors become keys and values: by one projection that all layers share, computed
-    once per token, or by one projection per layer."""
+    """Projections of memory vectors to keys and values: one that all layers share, computed once per
+    token, or one per layer."""
     memory_vector: Literal["learned", "last", "mean"] = "learned"
     """A token's memory vector: a learned weighted sum of its hidden states in all layers, the last
     layer's state, or the mean of all."""

@@ -77,7 +77,7 @@ class FeedbackLayer(nn.Module):
         )
         self.longest_span = config.memory_length
         self.span_ramp = config.span_ramp
-        # What dropout does here is drawn by the stack, for all layers and tokens at once.
+        # The stack draws this dropout for all layers and tokens at once.
         self.feed_forward = FeedForward(config.d_model, config.d_ff, config.activation, 0.0)
         self.attention_norm = nn.LayerNorm(config.d_model)
         self.feed_forward_norm = nn.LayerNorm(config.d_model)
@@ -104,7 +104,7 @@ class FeedbackLayer(nn.Module):
 
         Args:
             x: the layer's input, ``[B, D]``.
-            keys: of the memory vectors, ``[B, H, S, K]``; ``values`` likewise.
+            keys: of the memory vectors, ``[B, H, S, K]``; ``values``: in the same shape.
             visible: bool ``[B, S]``, the valid slots. Where a row has none, attention adds zero.
             span_mask: what :meth:`span_mask` returns, computed once for many tokens.
             factors: of dropout, for this token and layer.
@@ -331,7 +331,7 @@ class Feedback(Backbone[FeedbackMemory]):
         length = memory.length
         mix = self.mix()
         slot = torch.arange(span, device=x.device)
-        # Of each token before, keys and values: lists over layers of [B, H, K].
+        # Keys and values of each earlier token: lists over layers of [B, H, K].
         past = [self.project(m) for m in memory.vectors.to(x.dtype).unbind(1)]
         masks = [layer.span_mask() for layer in self.stack()]
         factors = NO_DROPOUT if kept is None else kept.factors(self.dtype)
@@ -490,7 +490,7 @@ class Feedback(Backbone[FeedbackMemory]):
     @torch.no_grad()
     def attention_weights(self, x: Tensor, memory: FeedbackMemory) -> AttentionWeights:
         """See :meth:`Backbone.attention_weights`. The only kind is ``memory``: a token reaches earlier
-        tokens of its own segment, too, through their memory vectors."""
+        tokens, even of its own segment, through their memory vectors."""
         weights: list[Tensor] = []
         self._reference(x, memory, attention_weights=weights)
         n_layers = len(self.layers)

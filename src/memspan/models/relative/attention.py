@@ -201,7 +201,7 @@ class RelativeAttention(nn.Module):
 
         Args:
             q: queries ``[B, H, T, K]``.
-            k: keys ``[B, H, S, K]`` of memory and segment; ``v`` likewise.
+            k: keys ``[B, H, S, K]`` of memory and segment; ``v``: their values.
             shared: position codes and mask of this pass.
             received: ``[B, S]``; the attention that each key receives is added to it.
         """

@@ -15,8 +15,8 @@ class RelativeReaderOptions:
     """Options for reading with a trained model that has relative positions."""
 
     attention_span: Literal["segment", "fixed"] | None = None
-    """What a token attends to. segment: all of memory and its segment so far. fixed: exactly as many
-    positions as memory has slots (None: as in training)."""
+    """Reach of a token's attention. segment: all of memory and its segment so far. fixed: exactly as
+    many positions as memory has slots (None: as in training)."""
     clamp_length: int | None = None
     """Distances over this many tokens share one position code (None: as in training)."""
 
@@ -46,7 +46,7 @@ class RelativeConfig(HeadsConfig):
     normalisation: Literal["pre", "post"] = "pre"
     """Layer normalisation before each sub-layer, or after the residual sum as in the paper."""
     gating: Literal["none", "gru"] = "none"
-    """How a sub-layer's output joins the residual stream. none: it is added. gru: through a gate, which
+    """Gate between a sub-layer's output and the residual stream. none: they are added. gru: a gate that
     begins near the identity, as in GTrXL for reinforcement learning (pre-norm only)."""
     final_norm: bool = True
     """Normalise the last layer's output (pre-norm only; post-norm already ends in one)."""

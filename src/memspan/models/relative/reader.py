@@ -45,7 +45,7 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
         self._layers = list(backbone.stack())
         # Queries, keys and values are one product, with u as the queries' bias.
         self._projections = [_fused_projection(layer.attention) for layer in self._layers]
-        # Of all layers, for the distances covered so far: R [L, H, S, K] and (v - u).R + S [L, H, S],
+        # For all layers and the distances covered so far: R [L, H, S, K] and (v - u).R + S [L, H, S],
         # nearest first, and both again farthest first, which is the order of the keys.
         self._nearest_first: tuple[Tensor, Tensor]
         self._farthest_first: tuple[Tensor, Tensor]
@@ -73,7 +73,7 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
         return self.backbone.memory_type(tokens_seen=self._tokens_seen[at], **fields)
 
     def _fields(self, at: Tensor | slice, counts: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The slots of the rows ``at``, of which so many are in use, as the fields of a memory."""
+        """The slots of the rows ``at`` as the fields of a memory; ``counts``: how many are in use."""
         recent = slice(self._end - self.slots, self._end)
         hidden = torch.stack([h[at, recent] for h in self._hidden], 1)
         return {"hidden": where_in_use(hidden, counts["length"])}

@@ -19,7 +19,7 @@ class WindowOptions:
     """Options with which a model without memory sees further back than the segment it reads."""
 
     window: int | None = None
-    """Slide a window of so many tokens over the text: with each segment the tokens before it are read
+    """Slide a window of this many tokens over the text: with each segment the tokens before it are read
     again, as many as there is room for. The segment is the stride: of 1 token it gives each the whole
     window, at the cost of reading it for each (None: generation slides by single tokens, a window as
     long as a segment of training; in evaluation a token sees its own segment)."""

@@ -53,7 +53,7 @@ def feedback_attention(
 
     Args:
         q: queries ``[B, H, K]``.
-        k: keys ``[B, H, S, K]`` of the tokens before, newest last; likewise ``v``.
+        k: keys ``[B, H, S, K]`` of the tokens before, newest last; ``v``: their values.
         distances: the terms ``R``, ``S`` and ``m``.
         content_bias: ``u``, ``[H, K]``.
         visible: bool ``[B, S]``, true where there is a token. A row without any gets zero.

@@ -265,7 +265,7 @@ class StreamingLoop:
         self.batch = batch
         self._buffers: Buffers | None = None
         self._forward: Callable[[Buffers], None]
-        # Whether the last call had rows of different length.
+        # True if the last call had rows of different length.
         self._masked = False
 
     def read(self, x: Tensor, kv: Tensor, length: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -65,8 +65,8 @@ class _Loop:
         self.n_old = given["kv"].shape[3] - self.n_steps
         self.additive_mask = given.get("additive_mask")
         self.has_memory = given.get("has_memory")
-        # Of each step: how many slots it sees, its attention weights and what dropout multiplies
-        # them with, [L, H * B, 1, n].
+        # For each step: the number of slots it sees, its attention weights and their dropout factors,
+        # [L, H * B, 1, n].
         self.n_keys = [min(self.options.span, self.n_old + t) for t in range(self.n_steps)]
         rows = self.n_heads * self.batch
         sizes = [self.n_layers * rows * n for n in self.n_keys]
@@ -108,7 +108,7 @@ class _Forward(_Loop):
         head = b["attended"][..., :-1].unflatten(-1, self.heads).transpose(-3, -2)
         self.head = _views(head)
         self.vector = b["vectors"].unbind(0)
-        # Of each sub-layer the second product: what is multiplied, and with which weights.
+        # The inputs and the weights of each sub-layer's second product.
         self.product = _alternately(_views(b["attended"]), _views(b["activated"]))
         self.outer = _alternately(b["output"].unbind(0), b["outer"].unbind(0))
         by_head = (self.n_steps, self.n_layers, self.n_heads, self.batch, self.width)
@@ -248,7 +248,7 @@ class _Backward(_Loop):
         new = b["streams"].new_empty
         if self.n_old == 0:
             d["d_query"][:, 0] = 0
-        # Of what each norm was given, mean and rstd, computed again.
+        # Mean and rstd of the inputs of each norm, computed again.
         normed = b["sums"] if self.post_norm else b["streams"][:-1]
         self.first, *_ = moments = [self.moments(x) for x in (*normed, b["vectors"])]
         *self.moment, self.vector_moment = (list(zip(*pair, strict=True)) for pair in moments)
@@ -269,7 +269,7 @@ class _Backward(_Loop):
         self.q_w = b["query"].transpose(2, 3).flatten(1, 2).unbind(0)
         self.m_w = b["memory"].t().contiguous()
         self.position_keys = b["position_keys"].mT.contiguous().mT
-        # Of one step: gradients of what the heads read, of queries and of scores.
+        # Gradients of one step: of the vectors that the heads read, of queries and of scores.
         self.d_read_all = new(self.n_layers, rows, 1, self.width)
         self.d_read = self.d_read_all.unbind(0)
         self.d_read_heads = self.d_read_all.view(-1, self.n_heads, self.batch, self.width).unbind(0)

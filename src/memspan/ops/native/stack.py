@@ -30,7 +30,7 @@ ROWS_AT_ONCE = 6
 
 
 class _Layer(ctypes.Structure):
-    """``Layer`` in ``stack.h``, field by field; likewise the next."""
+    """``Layer`` in ``stack.h``, field by field."""
 
     _fields_ = tuple((name, ctypes.c_void_p) for name in _LAYER)
 

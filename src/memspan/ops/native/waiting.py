@@ -47,7 +47,7 @@ def sharing_cores() -> Iterator[None]:
 
 
 def _watch(openmp: ctypes.CDLL, n_threads: int, end: threading.Event) -> None:
-    """Keep more threads than cores while others are busy; at first, too, before that is known."""
+    """Keep more threads than cores while others are busy, and at first, before that is known."""
     others = OtherPrograms()
     idle = _more_threads_than_cores(openmp)
     while not end.wait(LOOK_SECONDS):
@@ -82,6 +82,6 @@ def _gnu_openmp() -> ctypes.CDLL | None:
         runtime = ctypes.CDLL(torch._C.__file__)
     except OSError:
         return None
-    # Intel's and LLVM's have GNU's functions, too, and more.
+    # Intel's and LLVM's have all of GNU's functions, and more.
     is_gnu = hasattr(runtime, "GOMP_parallel") and not hasattr(runtime, "kmp_get_blocktime")
     return runtime if is_gnu else None
