@@ -31,7 +31,7 @@ from memspan.models.options import BackboneConfig
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import Schema, has_versions, is_exactly
 from memspan.models.recomputation import recomputed
-from memspan.models.segments import Padding, read_in_pieces
+from memspan.models.segments import Padding, read_in_pieces, read_whole
 from memspan.models.sizes import refuse_oversized_model, refuse_too_long
 from memspan.ops.implementations import refuse_unknown_implementation
 from memspan.trees import constant, recordable
@@ -154,6 +154,9 @@ class Backbone(nn.Module, Generic[M]):
     """The modules for which this architecture's reader was written, and functions that take a whole
     segment through all layers (None: there are none)."""
     _replicate_for_data_parallel = not_replicated
+    knows_documents: bool = False
+    """Whether :meth:`read_piece` takes any segment, with its :class:`Documents` or None as
+    ``documents``: one graph of ``torch.compile``. Else it is called for each document."""
     recompute: bool = False
     """True if each layer keeps only its inputs for backward, and is computed again there
     (activation checkpointing): less memory for more time, and the same numbers bit for bit."""
@@ -260,9 +263,9 @@ class Backbone(nn.Module, Generic[M]):
             memory: what was read before (None: nothing). It is not changed.
             starts: bool ``[B, T]``, true where a document begins (None: nowhere): nothing before it is
                 visible from there on, neither in the segment nor in memory.
-            lengths: int64 ``[B]``, each row's number of tokens; the rest is padding, which changes
-                nothing (None: no padding). With either of the two each document is read as a row of
-                its own, which breaks a graph of ``torch.compile``; ``fullgraph`` is refused by it.
+            lengths: integers ``[B]``, each row's number of tokens; the rest is padding, which changes
+                nothing (None: no padding). Where the architecture does not know documents, each is
+                read as a row of its own, which breaks a graph of ``torch.compile``.
             padding: the side that padding is on.
             implementation: ``reference`` or another that the architecture has (None: the fastest that
                 can run here).
@@ -273,8 +276,9 @@ class Backbone(nn.Module, Generic[M]):
         """
         refuse_unknown_implementation(implementation, self.implementations)
         memory = self.initial_memory(x.shape[0]) if memory is None else memory
-        read = partial(self.read_piece, implementation=implementation)
-        return read_in_pieces(read, x, memory, starts, lengths, padding)
+        read: Any = partial(self.read_piece, implementation=implementation)
+        by = read_whole if self.knows_documents else read_in_pieces
+        return by(read, x, memory, starts, lengths, padding)
 
     def read_piece(self, x: Tensor, memory: M, implementation: str | None) -> BackboneOutput[M]:
         """Read a segment ``x [B, T, D]``, ``T >= 1``, in which no document begins and no row is padded.

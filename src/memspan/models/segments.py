@@ -65,6 +65,8 @@ class Documents:
     Padding counts as one more document: nothing else sees it, and it sees nothing else.
     """
 
+    begins: Tensor | None
+    """Bool ``[B, T]``: the first token of each document (None: none begins)."""
     number: Tensor
     """int64 ``[B, T]``: the document a column belongs to; 0 is the one that memory belongs to."""
     fresh: Tensor
@@ -86,6 +88,19 @@ class Documents:
         n_tokens = self.number.shape[1]
         of_key = F.pad(self.number, (mask.shape[2] - n_tokens, 0))
         return mask & (self.number[:, :, None] == of_key[:, None])
+
+    def own(self) -> Tensor:
+        """Bool ``[B, T]``: true at a row's tokens, false at its padding."""
+        return padding_mask(self.lengths, self.number.shape[1])
+
+    def tokens_before(self, seen: Tensor) -> Tensor:
+        """How many tokens of its document come before each token, int64 ``[B, T]``, where a row had
+        read ``seen [B]`` tokens before the segment."""
+        column = torch.arange(self.number.shape[1], device=seen.device)
+        if self.begins is None:
+            return seen[:, None] + column
+        first = (self.begins * column).cummax(1).values
+        return column - first + seen[:, None].where(self.number == 0, 0)
 
     def put_back(self, x: Tensor) -> Tensor:
         """Outputs ``[B, T, D]`` with the padding on the side that it came on."""
@@ -126,7 +141,30 @@ def documents_of(
     begins = torch.zeros_like(own) if starts is None else starts & own
     number = (begins | (column == lengths[:, None])).cumsum(1)
     last_start = (begins * column).amax(1)
-    return x, Documents(number, begins.any(1), lengths, lengths - last_start, moved)
+    marked = None if starts is None else begins
+    return x, Documents(marked, number, begins.any(1), lengths, lengths - last_start, moved)
+
+
+def read_whole(
+    read: Callable[..., BackboneOutput[M]],
+    x: Tensor,
+    memory: M,
+    starts: Tensor | None,
+    lengths: Tensor | None,
+    padding: Padding = "right",
+) -> BackboneOutput[M]:
+    """Read a segment by a ``read`` that knows documents: ``x [B, T, D]`` with its padding on the right,
+    a memory and ``documents`` in. Other arguments: see :meth:`memspan.models.Backbone.forward`.
+
+    Sizes do not depend on where documents begin, so that this is one graph of ``torch.compile``.
+    """
+    if not x.numel():
+        return BackboneOutput(x, memory, x.new_zeros(()))
+    x, documents = documents_of(x, starts, lengths, padding)
+    output = read(x, memory, documents=documents)
+    if documents is None:
+        return output
+    return replace(output, hidden=documents.put_back(output.hidden))
 
 
 def read_by_length(

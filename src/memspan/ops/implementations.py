@@ -103,5 +103,24 @@ def check_shape(name: str, tensor: Tensor | None, form: str, *sizes: int) -> Non
         raise MemspanError(f"{name} must be {form}, {[*sizes]}, not {[*tensor.shape]}")
 
 
+def check_rows(
+    name: str,
+    tensor: Tensor | None,
+    dtype: torch.dtype,
+    form: str,
+    device: torch.device,
+    *sizes: int,
+) -> None:
+    """Refuse a ``tensor`` of another type, device or ``sizes``; ``form`` has their letters. None: not
+    given."""
+    if tensor is not None and (
+        tensor.dtype != dtype or tensor.shape != sizes or tensor.device != device
+    ):
+        raise MemspanError(
+            f"{name} must be {_name(dtype)} {form}, {[*sizes]} on {device}, not "
+            f"{_name(tensor.dtype)} {[*tensor.shape]} on {tensor.device}"
+        )
+
+
 def _name(dtype: torch.dtype | None) -> str:
     return str(dtype).removeprefix("torch.")

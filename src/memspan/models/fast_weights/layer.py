@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from memspan.errors import MemspanError
 from memspan.models.known import known
+from memspan.models.segments import Documents
 from memspan.nn import FeedForward, dropout_layer
 from memspan.ops.fast_weights.feature_maps import (
     DPFP,
@@ -130,10 +131,11 @@ class FastWeightsAttention(nn.Module):
         x: Tensor,
         memory: FastWeightsLayerMemory | None = None,
         implementation: str | None = None,
+        documents: Documents | None = None,
     ) -> tuple[Tensor, FastWeightsLayerMemory]:
         """Read ``x [B, T, D]`` after ``memory`` (None: nothing was read), which is not changed: the
         output ``[B, T, D]``, and the memory after the segment. ``implementation``: see
-        :func:`memspan.ops.delta_rule`.
+        :func:`memspan.ops.delta_rule`. ``documents``: those of the segment (None: it is one, read on).
 
         Raises:
             MemspanError: shapes, types or devices do not go together.
@@ -145,7 +147,7 @@ class FastWeightsAttention(nn.Module):
         q, k, v = (t.to(weights.dtype) for t in (q, k, v))
         with torch.autocast(x.device.type, enabled=False):
             y, weights, key_sum = self.write_and_read(
-                q, k, v, beta, weights, key_sum, implementation
+                q, k, v, beta, weights, key_sum, implementation, documents
             )
         y = self.output(y.transpose(1, 2).flatten(2).to(x.dtype))
         return y, FastWeightsLayerMemory(weights, key_sum)
@@ -159,6 +161,7 @@ class FastWeightsAttention(nn.Module):
         weights: Tensor,
         key_sum: Tensor,
         implementation: str | None = None,
+        documents: Documents | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The update rule over a segment, divided as attention normalisation asks.
 
@@ -166,20 +169,30 @@ class FastWeightsAttention(nn.Module):
         weights and key sum after the segment.
         """
         config = self.config
+        starts = None if documents is None else documents.begins
+        # Values of one, and zero in padding, which writes nothing.
+        ones = torch.ones_like(v[..., :1])
+        if documents is not None:
+            ones = ones * documents.own()[:, None, :, None]
+            v = v * ones
         if config.rule == "outer-product":
             if implementation not in (None, "reference"):
                 raise MemspanError(
                     f"the outer-product rule has no {implementation} implementation: use the reference"
                 )
-            y, weights = outer_product_rule(q, k, v, weights, activation=config.outer_activation)
+            y, weights = outer_product_rule(
+                q, k, v, weights, activation=config.outer_activation, starts=starts
+            )
             return y, weights, key_sum
         options: Any = {
             "feature_map": self.feature_map(),
             "chunking": Chunking(config.chunk_size, config.recompute and torch.is_grad_enabled()),
             "implementation": implementation,
+            "starts": starts,
         }
         if beta is not None:
             beta = beta.to(weights.dtype).sigmoid()
+            beta = beta if documents is None else beta * ones[..., 0]
         if config.normalisation != "attention":
             if beta is not None:
                 y, weights = delta_rule(q, k, v, beta, weights, **options)
@@ -187,7 +200,7 @@ class FastWeightsAttention(nn.Module):
                 y, weights = sum_rule(q, k, v, weights, **options)
             return y, weights, key_sum
         # z follows the sum rule with values of one.
-        ones, z = torch.ones_like(v[..., :1]), key_sum.unsqueeze(-1)
+        z = key_sum.unsqueeze(-1)
         if beta is None:
             y, after = sum_rule(
                 q, k, torch.cat([v, ones], -1), torch.cat([weights, z], -1), **options
@@ -202,6 +215,8 @@ class FastWeightsAttention(nn.Module):
             # Over earlier keys only. Subtracting a key's own part from a sum that includes it would
             # leave a rounding error, and the first token would divide by that.
             earlier = F.pad(k, (0, 0, 1, 0))[:, :, :-1]
+            if starts is not None:
+                earlier = earlier.masked_fill(starts[:, None, :, None], 0)
             by_key, _ = sum_rule(k, earlier, ones, z, **options)
             overlap = self.overlap(by_key)
             y, weights = delta_rule(q, k / overlap, v, beta * overlap[..., 0], weights, **options)
@@ -293,10 +308,12 @@ class FastWeightsLayer(nn.Module):
         x: Tensor,
         memory: FastWeightsLayerMemory | None = None,
         implementation: str | None = None,
+        documents: Documents | None = None,
     ) -> tuple[Tensor, FastWeightsLayerMemory]:
         """Read a segment: arguments, results and errors as in :meth:`FastWeightsAttention.forward`."""
         memory = check_layer(self, x, self.attention.config.d_model, memory)
-        attended, memory = self.attention(self.before_attention(x), memory, implementation)
+        given = (memory, implementation, documents)
+        attended, memory = self.attention(self.before_attention(x), *given)
         return self.after_attention(x, attended), memory
 
 

@@ -24,6 +24,7 @@ from memspan.models.known import known
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import STACK, schema_of
 from memspan.models.protocol import Backbone, BackboneReader, WriteRetention
+from memspan.models.segments import Documents, count_after
 from memspan.nn import dropout_layer, sinusoids
 from memspan.ops.fast_weights import compiled as delta_rule_loop
 from memspan.ops.fast_weights.rules import IMPLEMENTATIONS
@@ -67,6 +68,7 @@ class FastWeights(Backbone[FastWeightsMemory]):
     """
 
     memory_type = FastWeightsMemory
+    knows_documents = True
     implementations = tuple(IMPLEMENTATIONS)
     config: FastWeightsConfig
 
@@ -89,18 +91,22 @@ class FastWeights(Backbone[FastWeightsMemory]):
         return {name: (self.config.n_layers, *size) for name, size in sizes}
 
     def read_piece(
-        self, x: Tensor, memory: FastWeightsMemory, implementation: str | None
+        self,
+        x: Tensor,
+        memory: FastWeightsMemory,
+        implementation: str | None,
+        documents: Documents | None = None,
     ) -> BackboneOutput[FastWeightsMemory]:
         dtype = torch.promote_types(x.dtype, torch.float32)
-        h = self.dropout(self.add_positions(x, memory.tokens_seen))
+        h = self.dropout(self.add_positions(x, memory.tokens_seen, documents))
         after = []
         for layer, before in zip(self.stack(), memory.layers(dtype), strict=True):
-            h, own = self.through(layer, h, before, implementation)
+            h, own = self.through(layer, h, before, implementation, documents)
             after.append(own)
         return BackboneOutput(
             self.final_norm(h),
             FastWeightsMemory(
-                tokens_seen=memory.tokens_seen + x.shape[1],
+                tokens_seen=count_after(memory.tokens_seen, x.shape[1], documents),
                 weights=torch.stack([own.weights for own in after], 1),
                 key_sum=torch.stack([own.key_sum for own in after], 1),
             ),
@@ -139,10 +145,15 @@ class FastWeights(Backbone[FastWeightsMemory]):
         """The update rules, see :meth:`Backbone.float32_part`."""
         return "fast weights are written and read"
 
-    def add_positions(self, x: Tensor, tokens_seen: Tensor) -> Tensor:
+    def add_positions(
+        self, x: Tensor, tokens_seen: Tensor, documents: Documents | None = None
+    ) -> Tensor:
         """``x [B, T, D]`` plus the sinusoids of its positions, with positions sinusoidal."""
         if self.config.positions == "none":
             return x
-        positions = tokens_seen[:, None] + torch.arange(x.shape[1], device=x.device)
+        if documents is None:
+            positions = tokens_seen[:, None] + torch.arange(x.shape[1], device=x.device)
+        else:
+            positions = documents.tokens_before(tokens_seen)
         codes = sinusoids(positions.flatten(), x.shape[-1], x.dtype)
         return x + codes.view(*positions.shape, x.shape[-1])

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memspan.models.known import known
+from memspan.models.segments import Documents, without_padding
 from memspan.nn import FeedForward, dropout_layer
 from memspan.ops.convolution import short_convolution
 from memspan.ops.fast_weights.rules import Chunking, delta_rule
@@ -89,10 +90,11 @@ class GatedDeltaRule(nn.Module):
         x: Tensor,
         memory: GatedDeltaNetLayerMemory | None = None,
         implementation: str | None = None,
+        documents: Documents | None = None,
     ) -> tuple[Tensor, GatedDeltaNetLayerMemory]:
         """Read ``x [B, T, D]`` after ``memory`` (None: nothing was read), which is not changed: the
         output ``[B, T, D]``, and the memory after the segment. ``implementation``: see
-        :func:`memspan.ops.delta_rule`.
+        :func:`memspan.ops.delta_rule`. ``documents``: those of the segment (None: it is one, read on).
 
         Raises:
             MemspanError: shapes, types or devices do not go together.
@@ -104,6 +106,7 @@ class GatedDeltaRule(nn.Module):
         beta, step, gate = self.beta(x), self.step(x), self.output_gate(x)
         # Sums over thousands of tokens need float32, whatever precision the products have. fla's
         # kernels add up in float32 themselves, and take what they multiply as it is.
+        starts = None if documents is None else documents.begins
         with torch.autocast(x.device.type, enabled=False):
             if implementation != "fla":
                 mixed, beta = mixed.to(weights.dtype), beta.to(weights.dtype)
@@ -113,12 +116,17 @@ class GatedDeltaRule(nn.Module):
                 self.convolution.to(mixed.dtype),
                 inputs.to(mixed.dtype),
                 implementation="reference" if implementation == "reference" else None,
+                starts=starts,
+                lengths=None if documents is None else documents.lengths,
             )
             q, k, v = F.silu(mixed).split(config.widths, -1)
             q, k = (unit(t.unflatten(-1, (config.n_heads, -1))) for t in (q, k))
             v = v.unflatten(-1, (config.value_heads, -1))
             beta = beta.sigmoid() * (2 if config.negative_eigenvalues else 1)
             log_decay = -self.rate(step.dtype) * F.softplus(step + self.dt_bias)
+            if documents is not None:
+                # Padding writes nothing, and nothing decays.
+                beta, log_decay = (without_padding(t, documents.own()) for t in (beta, log_decay))
             if torch.compiler.is_compiling():
                 # The same, but its gradient comes back contiguous: traced, softplus's backward has the
                 # strides of its input (torch 2.13), and those of the gradient where it runs.
@@ -132,6 +140,7 @@ class GatedDeltaRule(nn.Module):
                 log_decay=log_decay.transpose(1, 2),
                 chunking=Chunking(config.chunk_size, config.recompute and torch.is_grad_enabled()),
                 implementation=implementation,
+                starts=starts,
             )
             y = y.transpose(1, 2).to(weights.dtype)
             y = self.norm(y) * F.silu(gate.unflatten(-1, y.shape[2:]))
@@ -172,10 +181,11 @@ class GatedDeltaNetLayer(nn.Module):
         x: Tensor,
         memory: GatedDeltaNetLayerMemory | None = None,
         implementation: str | None = None,
+        documents: Documents | None = None,
     ) -> tuple[Tensor, GatedDeltaNetLayerMemory]:
         """Read a segment: arguments, results and errors as in :meth:`GatedDeltaRule.forward`."""
         memory = check_layer(self, x, self.mixer.config.d_model, memory)
-        mixed, memory = self.mixer(self.mixer_norm(x), memory, implementation)
+        mixed, memory = self.mixer(self.mixer_norm(x), memory, implementation, documents)
         x = x + self.dropout(mixed)
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x))), memory
 

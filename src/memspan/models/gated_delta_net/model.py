@@ -25,6 +25,7 @@ from memspan.models.known import known
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import STACK, schema_of
 from memspan.models.protocol import Backbone, BackboneReader
+from memspan.models.segments import Documents, count_after
 from memspan.nn import dropout_layer
 from memspan.ops.fast_weights import compiled as delta_rule_loop
 from memspan.ops.fast_weights.rules import IMPLEMENTATIONS
@@ -62,6 +63,7 @@ class GatedDeltaNet(Backbone[GatedDeltaNetMemory]):
     """
 
     memory_type = GatedDeltaNetMemory
+    knows_documents = True
     implementations = tuple(IMPLEMENTATIONS)
     config: GatedDeltaNetConfig
 
@@ -90,7 +92,11 @@ class GatedDeltaNet(Backbone[GatedDeltaNetMemory]):
         return {name: (self.config.n_layers, *size) for name, size in sizes}
 
     def read_piece(
-        self, x: Tensor, memory: GatedDeltaNetMemory, implementation: str | None
+        self,
+        x: Tensor,
+        memory: GatedDeltaNetMemory,
+        implementation: str | None,
+        documents: Documents | None = None,
     ) -> BackboneOutput[GatedDeltaNetMemory]:
         """See :meth:`Backbone.read_piece`; ``implementation``: of
         :func:`memspan.ops.fast_weights.rules.delta_rule`; ``reference`` takes the convolution's, too.
@@ -98,10 +104,10 @@ class GatedDeltaNet(Backbone[GatedDeltaNetMemory]):
         dtype = torch.promote_types(x.dtype, torch.float32)
         h, after = self.dropout(x), []
         for layer, before in zip(self.stack(), memory.layers(dtype), strict=True):
-            h, own = self.through(layer, h, before, implementation)
+            h, own = self.through(layer, h, before, implementation, documents)
             after.append(own)
         memory = GatedDeltaNetMemory(
-            memory.tokens_seen + x.shape[1],
+            count_after(memory.tokens_seen, x.shape[1], documents),
             weights=torch.stack([own.weights for own in after], 1),
             inputs=torch.stack([own.inputs for own in after], 1),
         )

@@ -28,7 +28,7 @@ def run(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
 
     The tokens after the last full chunk form a shorter one: nothing is padded.
     """
-    inputs = inputs.by_value_head()
+    inputs = inputs.by_value_head().with_decay()
     kind = inputs.v.dtype
     if inputs.beta is not None and kind.itemsize < 4:
         # No triangular solve is in half precision.
@@ -47,8 +47,8 @@ def run(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
         weights: Tensor, q: Tensor, k: Tensor, v: Tensor, *strengths: Tensor
     ) -> tuple[Tensor, Tensor]:
         q, k = inputs.features(q), inputs.features(k)
-        if not strengths:
-            return _sum_rule(q, k, v, weights)
+        if inputs.beta is None:
+            return _sum_rule(q, k, v, weights, *strengths)
         y, after = apply(_DeltaRule, weights, q, k, v, *strengths)
         return y, after
 
@@ -90,11 +90,21 @@ def _from_chunks(y: Tensor, batch: int, n_heads: int) -> Tensor:
     return y.permute(1, 0, 3, 2, 4).flatten(1, 2)
 
 
-def _sum_rule(q: Tensor, k: Tensor, v: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """``Y = Q S + tril(Q K^T) V``, ``S' = S + K^T V``."""
-    after = weights + (k.mT @ v).cumsum(0)
-    before = torch.cat([weights[None], after[:-1]])
-    return q @ before + (q @ k.mT).tril() @ v, after[-1]
+def _sum_rule(
+    q: Tensor, k: Tensor, v: Tensor, weights: Tensor, log_decay: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """``Y = Q S + tril(Q K^T) V``, ``S' = S + K^T V``; with decays as in the delta rule."""
+    scores = (q @ k.mT).tril()
+    if log_decay is None:
+        after = weights + (k.mT @ v).cumsum(0)
+        before = torch.cat([weights[None], after[:-1]])
+        return q @ before + scores @ v, after[-1]
+    decay = _Decay.of(log_decay)
+    befores = []
+    for whole, written in zip(decay.whole, (k * decay.until).mT @ v, strict=True):
+        befores.append(weights)
+        weights = whole * weights + written
+    return (q * decay.since) @ torch.stack(befores) + (scores * decay.between) @ v, weights
 
 
 class _DeltaRule(torch.autograd.Function):

@@ -20,6 +20,7 @@ typedef struct {
     long delta;      /* whether it is the delta rule */
     long save_every; /* tokens between two saved memories */
     double epsilon;
+    const unsigned char *starts; /* [rows, tokens]: the memory is emptied before these; may be null */
     View q, k, v, beta, log_decay, y, errors, d_q, d_k, d_v, d_beta, d_log_decay, d_y;
     const REAL *before, *d_after;
     REAL *after, *d_before; /* [rows, heads, features, values], as the two above */
@@ -230,6 +231,11 @@ INLINE const REAL *change_of(const Loop *f, long b, long h, long t, REAL *restri
     return u;
 }
 
+/* Whether the memory is emptied before token t of row b. */
+INLINE int starts_at(const Loop *f, long b, long t) {
+    return f->starts && f->starts[b * f->steps + t];
+}
+
 /* Heads first .. end - 1 of all rows; false if out of memory. */
 INLINE int forward_of(const Loop *f, long first, long end, const long V) {
     long K = f->width, F = f->n_features, intervals = (f->steps - 1) / f->save_every;
@@ -248,6 +254,7 @@ INLINE int forward_of(const Loop *f, long first, long end, const long V) {
                 memcpy(
                     f->saved + (r * intervals + t / f->save_every - 1) * F * V, w, F * V * sizeof(REAL)
                 );
+            if (starts_at(f, b, t)) memset(w, 0, F * V * sizeof(REAL));
             find_features(&key, TOKEN(f->k, b, h, t), K, f->nu, f->normalises, f->epsilon);
             find_features(&query, TOKEN(f->q, b, h, t), K, f->nu, f->normalises, f->epsilon);
             if (f->delta) {
@@ -266,9 +273,9 @@ INLINE int forward_of(const Loop *f, long first, long end, const long V) {
     return can;
 }
 
-/* Intervals from last to first. Each is read forward again from the memory before it, copying the rows
-   that a token overwrites; going back these are restored. Subtracting what was written instead would not
-   bring back what rounding took, which is everything where a value is large. */
+/* Intervals from last to first, cut where the memory is emptied. Each is read forward again from the memory
+   before it, copying the rows that a token overwrites; going back these are restored. Subtracting what was
+   written instead would not bring back what rounding took, which is everything where a value is large. */
 INLINE int backward_of(const Loop *f, long first, long end, const long V) {
     long K = f->width, F = f->n_features, intervals = (f->steps - 1) / f->save_every;
     long longest = f->steps < f->save_every ? f->steps : f->save_every;
@@ -283,10 +290,12 @@ INLINE int backward_of(const Loop *f, long first, long end, const long V) {
         /* The gradient of the memory after the current token. */
         REAL *d_w = f->d_before + r * F * V;
         memcpy(d_w, f->d_after + r * F * V, F * V * sizeof(REAL));
-        for (long s = intervals; s >= 0; s--) {
+        for (long stop = f->steps, start; stop > 0; stop = start) {
+            long s = (stop - 1) / f->save_every;
+            for (start = stop - 1; start > s * f->save_every && !starts_at(f, b, start);) start--;
             const REAL *saved = s ? f->saved + (r * intervals + s - 1) * F * V : f->before + r * F * V;
-            memcpy(w, saved, F * V * sizeof(REAL));
-            long start = s * f->save_every, stop = s < intervals ? start + f->save_every : f->steps;
+            if (starts_at(f, b, start)) memset(w, 0, F * V * sizeof(REAL));
+            else memcpy(w, saved, F * V * sizeof(REAL));
             REAL *old = overwritten;
             for (long t = start; t < stop; t++) {
                 fetch(&f->k, b, h, t + AHEAD, K);
@@ -318,6 +327,7 @@ INLINE int backward_of(const Loop *f, long first, long end, const long V) {
                 }
                 back_to_key(&key, TOKEN(f->d_k, b, h, t), K, f->nu, f->normalises);
             }
+            if (starts_at(f, b, start)) memset(d_w, 0, F * V * sizeof(REAL));
         }
     }
     free(w);

@@ -47,8 +47,7 @@ def obstacle(inputs: RuleInputs) -> str | None:
 
 def run(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
     """Maps other than DPFP are applied by PyTorch first, with a decay all: it reaches every feature."""
-    if inputs.log_decay is None:
-        inputs = inputs.by_value_head()
+    inputs = inputs.by_value_head() if inputs.log_decay is None else inputs.with_decay()
     q, k, nu, epsilon = inputs.q, inputs.k, 0, None
     if isinstance(inputs.feature_map, DPFP) and inputs.log_decay is None:
         nu, epsilon = inputs.feature_map.nu, inputs.feature_map.epsilon
@@ -59,7 +58,8 @@ def run(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
         save_every = SAVE_EVERY_RECOMPUTING
     tensors = [q, k, inputs.v, inputs.weights]
     tensors += [x for x in (inputs.beta, inputs.log_decay) if x is not None]
-    y, after = apply(_Rule, (nu, epsilon, save_every), *tensors)
+    starts = None if inputs.starts is None else inputs.starts.contiguous()
+    y, after = apply(_Rule, (nu, epsilon, save_every), starts, *tensors)
     return y, after
 
 
@@ -72,7 +72,7 @@ def read_one(inputs: RuleInputs) -> tuple[Tensor, Tensor] | None:
 
     None unless all is as it must be and nothing is recorded: :func:`run` serves everything else.
     """
-    q, k, v, beta, before, feature_map, chunking, log_decay, out = inputs
+    q, k, v, beta, before, feature_map, chunking, log_decay, out, _ = inputs
     if beta is None or log_decay is None or feature_map is not None or chunking.size < 1:
         return None
     tensors = (q, k, v, beta, log_decay, before, before if out is None else out)
@@ -118,7 +118,9 @@ _GIVEN = ("q", "k", "v", "before", "beta", "log_decay")
 
 class _Rule(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, options: Options, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, options: Options, starts: Tensor | None, *tensors: Tensor
+    ) -> tuple[Tensor, Tensor]:
         q, k, v, before, *strengths = tensors
         # Each item contiguous, and the memory.
         q, k, v, before = *map(_side_by_side, (q, k, v)), before.contiguous()
@@ -135,20 +137,22 @@ class _Rule(torch.autograd.Function):
         saved = before.new_empty(*before.shape[:2], n_saved, *before.shape[2:])
         if n_saved:
             named["saved"] = saved
+        if starts is not None:
+            named["starts"] = starts
         _run("forward", named, options)
         ctx.options = options
         ctx.set_materialize_grads(len(given) < len(_GIVEN))
-        ctx.save_for_backward(*given, errors, saved)
+        ctx.save_for_backward(*given, errors, saved, starts)
         return y, after
 
     @staticmethod
     @first_derivatives_only
     def backward(ctx: Any, d_y: Tensor | None, d_after: Tensor | None) -> tuple[Tensor | None, ...]:
-        *given, errors, saved = ctx.saved_tensors
+        *given, errors, saved, starts = ctx.saved_tensors
         q, k, v, before, *strengths = given
         named = dict(zip(_GIVEN, given, strict=False))
         # Without a decay the loops work in it.
-        wanted = ctx.needs_input_grad[4] or len(given) < len(_GIVEN)
+        wanted = ctx.needs_input_grad[5] or len(given) < len(_GIVEN)
         d_before = before.new_empty(before.shape) if wanted else None
         found = [*map(_by_token, (q, k, v)), d_before, *map(_by_token, strengths)]
         named |= {f"d_{name}": d for name, d in zip(named, found, strict=True) if d is not None}
@@ -158,8 +162,10 @@ class _Rule(torch.autograd.Function):
         named |= {"saved": saved, "d_y": _side_by_side(d_y)}
         if d_after is not None:
             named["d_after"] = d_after.contiguous()
+        if starts is not None:
+            named["starts"] = starts
         _run("backward", named, ctx.options)
-        return None, *found
+        return None, None, *found
 
 
 def _side_by_side(x: Tensor) -> Tensor:
@@ -185,9 +191,10 @@ _VIEWS = (
     "d_y",
 )  # fmt: skip
 _MEMORIES = ("before", "d_after", "after", "d_before", "saved")
-_LOOP = struct.Struct(f"{len(_INTEGERS)}l d {4 * len(_VIEWS) + len(_MEMORIES)}l")
-"""``Loop`` in C: integers, epsilon, views and memories. A view, of a tensor ``[B, H, T, ...]`` of any
-strides, contiguous within an item, is its address and strides; what is missing has the address 0."""
+_LOOP = struct.Struct(f"{len(_INTEGERS)}l d l {4 * len(_VIEWS) + len(_MEMORIES)}l")
+"""``Loop`` in C: integers, epsilon, starts, views and memories. A view, of a tensor ``[B, H, T, ...]``
+of any strides, contiguous within an item, is its address and strides; what is missing has the address
+0."""
 _MISSING = (0, 0, 0, 0)
 
 
@@ -215,7 +222,8 @@ def _run(function: str, tensors: dict[str, Tensor], options: Options) -> None:
         view = tensors.get(name)
         views += _MISSING if view is None else (view.data_ptr(), *view.stride()[:3])
     memories = [tensors[name].data_ptr() if name in tensors else 0 for name in _MEMORIES]
-    loop = _LOOP.pack(*integers, epsilon or 0.0, *views, *memories)
+    starts = tensors["starts"].data_ptr() if "starts" in tensors else 0
+    loop = _LOOP.pack(*integers, epsilon or 0.0, starts, *views, *memories)
     work = tensors["v"].numel() * n_features
     in_shares(getattr(code, function), (loop,), batch * n_heads, work)
 

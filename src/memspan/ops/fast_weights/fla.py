@@ -26,6 +26,8 @@ def obstacle(inputs: RuleInputs) -> str | None:
     rounded = (inputs.q, inputs.k, inputs.v)
     if inputs.beta is None:
         return "has no sum rule: use chunked"
+    if inputs.starts is not None:
+        return "does not know where documents start: use chunked"
     if any(t.device.type != DEVICE for t in inputs.tensors()):
         return "needs CUDA: use compiled or chunked"
     if not _installed():

@@ -17,7 +17,8 @@ def run(
     """The delta rule, eq. 24 and 25, or without ``beta`` the sum rule, eq. 17; with an ``activation``
     of the memory after each token eq. 2.
 
-    A decay comes before a token reads or writes (Yang et al. 2024, arXiv 2412.06464, eq. 10).
+    A decay comes before a token reads or writes (Yang et al. 2024, arXiv 2412.06464, eq. 10), and so
+    does emptying the memory where a document starts.
     """
     inputs = inputs.by_value_head()
     features = in_plain_autograd(inputs.feature_map or (lambda x: x))
@@ -25,8 +26,11 @@ def run(
     length = k.shape[2]
     betas = [None] * length if inputs.beta is None else inputs.beta.unbind(2)
     decays = [None] * length if inputs.log_decay is None else inputs.log_decay.exp().unbind(2)
-    tokens = zip(q.unbind(2), k.unbind(2), inputs.v.unbind(2), betas, decays, strict=True)
-    for q_t, k_t, written, beta_t, decay_t in tokens:
+    starts = [None] * length if inputs.starts is None else inputs.starts.unbind(1)
+    tokens = zip(q.unbind(2), k.unbind(2), inputs.v.unbind(2), betas, decays, starts, strict=True)
+    for q_t, k_t, written, beta_t, decay_t, start_t in tokens:
+        if start_t is not None:
+            weights = weights.masked_fill(start_t[:, None, None, None], 0)
         if decay_t is not None:
             weights = decay_t[..., None, None] * weights
         if beta_t is not None:

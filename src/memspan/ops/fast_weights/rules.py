@@ -28,6 +28,7 @@ from memspan.errors import MemspanError
 from memspan.ops.implementations import (
     Implementation,
     check_name,
+    check_rows,
     check_together,
     choose,
     without_autocast,
@@ -67,18 +68,32 @@ class RuleInputs(NamedTuple):
     """None: no decay."""
     out: Tensor | None = None
     """Where the memory after the last token goes; None: a new tensor."""
+    starts: Tensor | None = None
+    """None: the memory is never emptied."""
 
     def tensors(self) -> list[Tensor]:
-        """All of them, ``beta`` and ``log_decay`` where there are any."""
+        """All floating-point tensors, ``beta`` and ``log_decay`` where there are any."""
         given = (self.q, self.k, self.v, self.beta, self.weights, self.log_decay)
         return [tensor for tensor in given if tensor is not None]
 
     def to(self, dtype: torch.dtype) -> RuleInputs:
         """In this type."""
         changed: Any = {
-            name: x.to(dtype) for name, x in self._asdict().items() if isinstance(x, Tensor)
+            name: x.to(dtype)
+            for name, x in self._asdict().items()
+            if isinstance(x, Tensor) and x.is_floating_point()
         }
         return self._replace(**changed | {"out": None})
+
+    def with_decay(self) -> RuleInputs:
+        """The same with starts as decays of zero."""
+        if self.starts is None:
+            return self
+        like, decay = self.v[..., 0], self.log_decay
+        decay = torch.zeros_like(like) if decay is None else decay
+        return self._replace(
+            log_decay=decay.masked_fill(self.starts[:, None], -torch.inf), starts=None
+        )
 
     def features(self, x: Tensor) -> Tensor:
         """``[..., K] -> [..., F]``."""
@@ -96,7 +111,7 @@ class RuleInputs(NamedTuple):
     def check(self, alike: bool = True) -> None:
         """Raise :class:`MemspanError` where shapes, devices or, with ``alike``, types do not go
         together, or a decay would grow."""
-        q, k, v, beta, weights, _, chunking, decay, _ = self
+        q, k, v, beta, weights, _, chunking, decay, _, starts = self
         check_together(alike, q=q, k=k, v=v, weights=weights, beta=beta, log_decay=decay)
         queries, keys, values = q.shape, k.shape, v.shape
         if (
@@ -119,6 +134,7 @@ class RuleInputs(NamedTuple):
                 raise MemspanError(
                     f"{name} must be [B, H, T], {[*values[:3]]}, not {[*given.shape]}"
                 )
+        check_rows("starts", starts, torch.bool, "[B, T]", v.device, batch, length)
         if length < 1:
             raise MemspanError("there are no tokens to read: pass at least one")
         if decay is not None and decay.numel():
@@ -231,6 +247,7 @@ def delta_rule(
     chunking: Chunking | None = None,
     implementation: str | None = None,
     out: Tensor | None = None,
+    starts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Read ``T`` tokens with the delta rule: a value replaces what its key held before (eq. 24, 25).
 
@@ -251,6 +268,7 @@ def delta_rule(
         implementation: a name from :data:`IMPLEMENTATIONS`; None: the first that can run.
         out: where the memory after the last token is written, like ``weights``, or ``weights`` itself:
             streams then read token after token in place. Without gradients. None: a new tensor.
+        starts: bool ``[B, T]``: the memory is emptied before the token (None: never).
 
     Returns:
         ``y [B, H, T, V]`` and the memory after the last token, ``[B, H, F, V]``: ``out`` if given.
@@ -260,9 +278,10 @@ def delta_rule(
             looking waits for no device; ``out`` is given while gradients are recorded; the
             implementation does not exist or cannot run.
     """
-    inputs = RuleInputs(q, k, v, beta, weights, feature_map, chunking or _CHUNKING, log_decay, out)
+    chunking = chunking or _CHUNKING
+    inputs = RuleInputs(q, k, v, beta, weights, feature_map, chunking, log_decay, out, starts)
     read = None
-    if log_decay is not None and implementation in (None, "compiled"):
+    if log_decay is not None and starts is None and implementation in (None, "compiled"):
         read = _read_one(inputs)
     if read is None:
         # Only fla's kernels take a memory of another type.
@@ -286,6 +305,7 @@ def sum_rule(
     feature_map: FeatureMap | None = None,
     chunking: Chunking | None = None,
     implementation: str | None = None,
+    starts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Read ``T`` tokens with the sum rule, linear attention (eq. 17) without its denominator.
 
@@ -294,14 +314,21 @@ def sum_rule(
 
     Arguments, results and errors are those of :func:`delta_rule`, without ``beta``.
     """
-    inputs = RuleInputs(q, k, v, None, weights, feature_map, chunking or _CHUNKING)
+    chunking = chunking or _CHUNKING
+    inputs = RuleInputs(q, k, v, None, weights, feature_map, chunking, starts=starts)
     inputs.check(alike=implementation != "fla")
     with without_autocast(q):
         return choose(IMPLEMENTATIONS, implementation, inputs)(inputs)
 
 
 def outer_product_rule(
-    q: Tensor, k: Tensor, v: Tensor, weights: Tensor, *, activation: Literal["tanh", "identity"]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weights: Tensor,
+    *,
+    activation: Literal["tanh", "identity"],
+    starts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Read ``T`` tokens with the rule of 1991, ``W' = f(W + k (x) v)``.
 
@@ -311,7 +338,7 @@ def outer_product_rule(
     from memspan.ops.fast_weights import reference
 
     check_name("activation", activation, "tanh", "identity")
-    inputs = RuleInputs(q, k, v, None, weights, None, _CHUNKING)
+    inputs = RuleInputs(q, k, v, None, weights, None, _CHUNKING, starts=starts)
     inputs.check()
     with without_autocast(q):
         return reference.run(inputs, torch.tanh if activation == "tanh" else None)
