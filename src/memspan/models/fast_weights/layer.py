@@ -181,7 +181,13 @@ class FastWeightsAttention(nn.Module):
                     f"the outer-product rule has no {implementation} implementation: use the reference"
                 )
             y, weights = outer_product_rule(
-                q, k, v, weights, activation=config.outer_activation, starts=starts
+                q,
+                k,
+                v,
+                weights,
+                activation=config.outer_activation,
+                starts=starts,
+                lengths=None if documents is None else documents.lengths,
             )
             return y, weights, key_sum
         options: Any = {

@@ -12,13 +12,16 @@ from memspan.ops.fast_weights.rules import RuleInputs
 
 
 def run(
-    inputs: RuleInputs, activation: Callable[[Tensor], Tensor] | None = None
+    inputs: RuleInputs,
+    activation: Callable[[Tensor], Tensor] | None = None,
+    lengths: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The delta rule, eq. 24 and 25, or without ``beta`` the sum rule, eq. 17; with an ``activation``
     of the memory after each token eq. 2.
 
     A decay comes before a token reads or writes (Yang et al. 2024, arXiv 2412.06464, eq. 10), and so
-    does emptying the memory where a document starts.
+    does emptying the memory where a document starts. ``lengths``: as in
+    :func:`~memspan.ops.fast_weights.rules.outer_product_rule`.
     """
     inputs = inputs.by_value_head()
     features = in_plain_autograd(inputs.feature_map or (lambda x: x))
@@ -28,7 +31,8 @@ def run(
     decays = [None] * length if inputs.log_decay is None else inputs.log_decay.exp().unbind(2)
     starts = [None] * length if inputs.starts is None else inputs.starts.unbind(1)
     tokens = zip(q.unbind(2), k.unbind(2), inputs.v.unbind(2), betas, decays, starts, strict=True)
-    for q_t, k_t, written, beta_t, decay_t, start_t in tokens:
+    for t, (q_t, k_t, written, beta_t, decay_t, start_t) in enumerate(tokens):
+        before = weights
         if start_t is not None:
             weights = weights.masked_fill(start_t[:, None, None, None], 0)
         if decay_t is not None:
@@ -38,6 +42,8 @@ def run(
         weights = weights + outer(k_t, written)
         if activation is not None:
             weights = activation(weights)
+        if lengths is not None:
+            weights = weights.where((t < lengths)[:, None, None, None], before)
         outputs.append(read(q_t, weights))
     return torch.stack(outputs, 2), weights
 

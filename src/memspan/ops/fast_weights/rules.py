@@ -329,16 +329,19 @@ def outer_product_rule(
     *,
     activation: Literal["tanh", "identity"],
     starts: Tensor | None = None,
+    lengths: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Read ``T`` tokens with the rule of 1991, ``W' = f(W + k (x) v)``.
 
     A loop over tokens: the activation between them rules out a parallel form. Shapes, results and
-    errors are those of :func:`delta_rule`; there are no other activations.
+    errors are those of :func:`delta_rule`; there are no other activations. ``lengths``, int64
+    ``[B]``, are tokens of each row: padding after them does not change the memory (None: none).
     """
     from memspan.ops.fast_weights import reference
 
     check_name("activation", activation, "tanh", "identity")
     inputs = RuleInputs(q, k, v, None, weights, None, _CHUNKING, starts=starts)
     inputs.check()
+    check_rows("lengths", lengths, torch.int64, "[B]", v.device, v.shape[0])
     with without_autocast(q):
-        return reference.run(inputs, torch.tanh if activation == "tanh" else None)
+        return reference.run(inputs, torch.tanh if activation == "tanh" else None, lengths)
