@@ -45,7 +45,7 @@ class Memory(LayerMemory):
         """The memory with row ``rows[i]`` replaced by row ``i`` of ``other``, for each ``i``.
 
         Args:
-            rows: int64 ``[B']``, each row at most once.
+            rows: integers ``[B']``, each row at most once.
             other: ``B'`` rows, of the same sizes. It may be on another device.
 
         Raises:

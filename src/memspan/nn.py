@@ -65,6 +65,14 @@ def count_after(count: Tensor, n_tokens: int, documents: Documents | None) -> Te
     return documents.unless_fresh(count) + documents.n_last
 
 
+def without_padding(x: Tensor, own: Tensor) -> Tensor:
+    """``x [B, T, D]`` with zeros where ``own [B, T]`` is false.
+
+    Padding may hold anything, NaN included, and a weight or gradient of 0 times NaN is NaN.
+    """
+    return x.masked_fill(~own[..., None], 0)
+
+
 CHUNK = 1024
 """Rows per chunk on a CPU."""
 

@@ -158,7 +158,7 @@ class LayerMemory:
 
     @names_checked
     def select(self, rows: Tensor | list[int]) -> Self:
-        """Pick, repeat or reorder rows: beam search, batch surgery. ``rows``: int64 ``[B']``.
+        """Pick, repeat or reorder rows: beam search, batch surgery. ``rows``: integers ``[B']``.
 
         Raises:
             MemspanError: a row does not exist; on a GPU torch itself raises.
@@ -413,19 +413,28 @@ def row_mask(mask: Tensor | list[bool], count: int, device: torch.device | str) 
 
 
 def per_row(values: object, dtype: torch.dtype, wanted: str, device: torch.device | str) -> Tensor:
-    """``values`` as a tensor ``[N]`` of that type on the device; an error begins with ``wanted``."""
+    """``values`` as a tensor ``[N]`` of that type on the device; an error begins with ``wanted``.
+    Integers may have any type of integers."""
     try:
         found = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError):
         raise MemspanError(f"{wanted}, not {values!r}") from None
     # An empty list does not have a type.
-    found = found if found.numel() else found.to(dtype)
+    if not found.numel() or (dtype == torch.int64 and _has_integers(found)):
+        found = found.to(dtype)
     has_values = found.layout == torch.strided and (
         not found.is_meta or torch.device(device).type == "meta"
     )
     if found.dtype != dtype or found.dim() != 1 or not has_values:
         raise MemspanError(f"{wanted}, not {form(found)}")
     return to_device(found, device)
+
+
+def _has_integers(tensor: Tensor) -> bool:
+    kind = tensor.dtype
+    return not (
+        kind.is_floating_point or kind.is_complex or kind == torch.bool or tensor.is_quantized
+    )
 
 
 def form(tensor: Tensor) -> str:

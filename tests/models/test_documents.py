@@ -21,7 +21,8 @@ from memspan.models import LanguageModel
 from memspan.models.segments import Padding, padding_mask
 from readings import assert_memories_equal, every_case, rows_of, seeds, some_memory, text
 
-ROWS, LENGTH = 3, 9
+ROWS = 3
+LENGTH = 9
 
 
 @st.composite
@@ -63,7 +64,8 @@ def test_documents_and_padding(case: Case, where: dict[str, Any], empty: bool) -
     """Losses and memory are those of each row's documents, read alone."""
     model = case.shared_model()
     memory = model.initial_memory(ROWS) if empty else some_memory(model, ROWS)
-    tokens, targets = text(ROWS, LENGTH, 5), text(ROWS, LENGTH, 6)
+    tokens = text(ROWS, LENGTH, 5)
+    targets = text(ROWS, LENGTH, 6)
     out = model(tokens, memory, targets=targets, **where)
     losses, memories = expected(model, tokens, targets, memory, where)
     for (row, column), loss in losses.items():
@@ -74,11 +76,25 @@ def test_documents_and_padding(case: Case, where: dict[str, Any], empty: bool) -
         assert_memories_equal(rows_of(out.memory, row), after, 1e-9)
 
 
+@pytest.mark.parametrize("name", ["feedback", "fast-delta"])
+@pytest.mark.parametrize("kind", [torch.int32, torch.int16, torch.uint8, torch.uint16])
+@torch.no_grad()
+def test_lengths_may_be_integers_of_any_type(name: str, kind: torch.dtype) -> None:
+    model = CASES[name].shared_model()
+    lengths = torch.tensor([LENGTH, 4, 0])
+    tokens = text(ROWS, LENGTH, 5)
+    found = model(tokens, lengths=lengths.to(kind), padding="left")
+    wanted = model(tokens, lengths=lengths, padding="left")
+    assert torch.equal(found.logits, wanted.logits)
+    assert found.memory.tokens_seen.tolist() == lengths.tolist()
+
+
 @pytest.mark.parametrize("name", ["feedback", "lstm"])
 @torch.no_grad()
 def test_few_calls_read_each_token_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a row's document starts, the others are not cut."""
-    rows, length = 8, 60
+    rows = 8
+    length = 60
     model = CASES[name].shared_model()
     sizes: list[tuple[int, int]] = []
     read = model.backbone.read_piece
@@ -106,7 +122,8 @@ def test_gradients_of_documents(case: Case) -> None:
     starts = torch.zeros(ROWS, LENGTH, dtype=torch.bool)
     starts[0, 4] = starts[1, 0] = starts[1, 7] = starts[2, 5] = True
     where = {"starts": starts, "lengths": torch.tensor([9, 8, 6]), "padding": "left"}
-    tokens, targets = text(ROWS, LENGTH, 5), text(ROWS, LENGTH, 6)
+    tokens = text(ROWS, LENGTH, 5)
+    targets = text(ROWS, LENGTH, 6)
     model = case.shared_model()
     with torch.no_grad():
         memory = some_memory(model, ROWS).detach()
@@ -125,7 +142,8 @@ def test_gradients_of_documents(case: Case) -> None:
 @pytest.mark.parametrize("padding", ["right", "left"])
 def test_padding_may_hold_anything(case: Case, padding: Padding) -> None:
     """NaN where a row is padded reaches neither results nor gradients."""
-    backbone, lengths = case.shared_model().backbone, torch.tensor([5, 0, 2])
+    backbone = case.shared_model().backbone
+    lengths = torch.tensor([5, 0, 2])
     own = padding_mask(lengths, 5, padding)
     torch.manual_seed(2)
     clean = torch.randn(3, 5, backbone.config.d_model, dtype=torch.float64)
@@ -148,7 +166,8 @@ def test_padding_may_hold_anything(case: Case, padding: Padding) -> None:
 def test_nothing_to_read(case: Case) -> None:
     """No tokens, or no rows: an empty result, no loss, and the same memory."""
     model = case.shared_model()
-    memory, tokens = some_memory(model, ROWS), text(ROWS, 0)
+    memory = some_memory(model, ROWS)
+    tokens = text(ROWS, 0)
     lengths = torch.zeros(ROWS, dtype=torch.long)
     for read, before, where in (
         (tokens, memory, {}),

@@ -13,7 +13,8 @@ from golden import assert_same
 from memspan.models import LanguageModel
 from readings import outcome, some_memory, text
 
-ROWS, LENGTH = 3, 7
+ROWS = 3
+LENGTH = 7
 
 STARTS = torch.zeros(ROWS, LENGTH, dtype=torch.bool)
 STARTS[0, 4] = STARTS[1, 0] = STARTS[1, 6] = STARTS[2, 5] = True
@@ -44,7 +45,8 @@ def assert_one_graph(
         memory = some_memory(model, ROWS)
     given = (memory, text(ROWS, LENGTH, 5), text(ROWS, LENGTH, 6), where)
     compiled: Any = torch.compile(model, fullgraph=True, backend=backend)
-    found, wanted = outcome(compiled, *given), outcome(model, *given)
+    found = outcome(compiled, *given)
+    wanted = outcome(model, *given)
     for name, tensor in found.items():
         assert_same(tensor, wanted[name.replace("_orig_mod.", "")], tolerance, name)
 

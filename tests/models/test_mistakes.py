@@ -83,8 +83,8 @@ def test_tokens_targets_starts_and_lengths(name: str) -> None:
     for lengths, said in (
         (torch.tensor([-1, 3]), "lengths must lie in 0 .. 3"),
         (torch.tensor([1, 4]), "lengths must lie in 0 .. 3"),
-        (torch.tensor([1.0, 2.0]), "lengths must be a tensor of int64 [2]"),
-        (TOKENS, "lengths must be a tensor of int64 [2]"),
+        (torch.tensor([1.0, 2.0]), "lengths must be integers [2], the tokens of each row, not "),
+        (TOKENS, "lengths must be integers [2], the tokens of each row, not "),
         (torch.tensor([1, 2], device="meta"), "on meta"),
     ):
         refused(said, partial(model, TOKENS, lengths=lengths))

@@ -37,7 +37,8 @@ def assert_as_alone(run: Any, given: dict[str, Tensor], carried: str, steps: int
     read one by one. ``steps``: the dimension of the tokens."""
     given = {name: t.double().requires_grad_() for name, t in given.items()}
     timed = {name for name, t in given.items() if t.dim() > steps and t.shape[steps] == LENGTH}
-    outputs, ends = [], []
+    outputs = []
+    ends = []
     for row, starts in enumerate(STARTS):
         now = given[carried][[row]]
         edges = sorted({0, *starts.nonzero().flatten().tolist(), LENGTH})
@@ -50,7 +51,8 @@ def assert_as_alone(run: Any, given: dict[str, Tensor], carried: str, steps: int
             parts.append(y)
         outputs.append(torch.cat(parts, steps))
         ends.append(now)
-    found, wanted = run(**given, starts=STARTS), (torch.cat(outputs), torch.cat(ends))
+    found = run(**given, starts=STARTS)
+    wanted = (torch.cat(outputs), torch.cat(ends))
     for ours, theirs in zip(found, wanted, strict=True):
         assert_same(ours, theirs, 1e-11, "output")
     gradients = [
@@ -121,7 +123,9 @@ def test_the_convolution_reads_each_document_alone(implementation: str, taps: in
 
 @pytest.mark.parametrize("taps", [1, 2, 4])
 def test_the_convolution_carries_no_padding(taps: int) -> None:
-    x, weight, before = torch.randn(4, 6, 5), torch.randn(5, taps), torch.randn(4, taps - 1, 5)
+    x = torch.randn(4, 6, 5)
+    weight = torch.randn(5, taps)
+    before = torch.randn(4, taps - 1, 5)
     lengths = torch.tensor([6, 4, 1, 0])
     starts = torch.zeros(4, 6, dtype=torch.bool)
     starts[1, 3] = True

@@ -58,8 +58,8 @@ def check_vectors(
 def own_lengths(lengths: Tensor | list[int], x: Tensor, padding: Padding) -> Tensor:
     """``lengths`` as int64 ``[B]``; refused unless they fit the rows of ``x [B, T, ...]``."""
     refuse_unknown("padding", padding, Padding)
-    if not isinstance(lengths, Tensor):
-        wanted = f"lengths must be int64 [{x.shape[0]}], the tokens of each row"
+    if not isinstance(lengths, Tensor) or lengths.device == x.device:
+        wanted = f"lengths must be integers [{x.shape[0]}], the tokens of each row"
         lengths = per_row(lengths, torch.int64, wanted, x.device)
     _check("lengths", lengths, torch.int64, x.shape[:1], x.device)
     if can_look(lengths) and ((lengths < 0) | (lengths > x.shape[1])).any():

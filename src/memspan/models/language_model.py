@@ -183,7 +183,7 @@ class LanguageModel(nn.Module):
                 scored.
             starts: bool ``[B, T]``, true where a document begins: nothing before it is visible from
                 there on (None: no document begins in this segment).
-            lengths: int64 ``[B]``, each row's number of tokens; the rest is padding, which changes
+            lengths: integers ``[B]``, each row's number of tokens; the rest is padding, which changes
                 nothing and is not scored (None: no padding). Tokens and targets there may be any.
             padding: the side that padding is on.
             implementation: how the backbone computes, one of its ``implementations`` (None: the fastest
@@ -405,7 +405,7 @@ class Reader:
         """The memory of some rows: ``reader.memory.select(rows)``, without a copy of the others.
 
         Args:
-            rows: int64 ``[B']``, in any order, repeated or not. Nothing waits for the device if they
+            rows: integers ``[B']``, in any order, repeated or not. Nothing waits for the device if they
                 are on the CPU.
 
         Raises:
@@ -436,7 +436,7 @@ class Reader:
         Nothing waits for the device if both are on the CPU.
 
         Args:
-            rows: int64 ``[B']``, each row at most once.
+            rows: integers ``[B']``, each row at most once.
             memory: ``B'`` rows of this model's, such as ``reader.select(rows)`` or what
                 ``model.load_memory`` returns; of as many slots as this reader was made with. It is
                 not changed.

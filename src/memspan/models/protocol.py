@@ -476,7 +476,8 @@ class PassReader(VectorReader, MemoryReader[M]):
     def __init__(self, backbone: Backbone[M], memory: M, **options: Any) -> None:
         VectorReader.__init__(self, backbone, len(memory.tokens_seen))
         MemoryReader.__init__(self, memory)
-        self._backbone, self._options = backbone, options
+        self._backbone = backbone
+        self._options = options
 
     def _read_vectors(self, x: Tensor, starts: Tensor | None) -> Tensor:
         # Past the backbone's own checks, which take a tenth of a token's time: its memory is known.

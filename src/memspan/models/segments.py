@@ -20,6 +20,7 @@ from torch import Tensor
 
 from memspan.memory import Memory
 from memspan.models.output import BackboneOutput
+from memspan.nn import without_padding
 
 M = TypeVar("M", bound=Memory)
 Padding = Literal["right", "left"]
@@ -48,14 +49,6 @@ def padding_mask(lengths: Tensor, n_tokens: int, padding: Padding = "right") -> 
     if padding == "right":
         return columns < lengths[:, None]
     return columns >= n_tokens - lengths[:, None]
-
-
-def without_padding(x: Tensor, own: Tensor) -> Tensor:
-    """``x [B, T, D]`` with zeros where ``own [B, T]`` is false.
-
-    Padding may hold anything, NaN included, and a weight or gradient of 0 times NaN is NaN.
-    """
-    return x.masked_fill(~own[..., None], 0)
 
 
 @dataclass(frozen=True)
@@ -253,7 +246,8 @@ def read_in_pieces(
         last = [n for n, piece in enumerate(pieces) if piece.is_last and not piece.length]
         ends.append(([pieces[n].row for n in last], memories.select(last)))
         left = [n for n, piece in enumerate(pieces) if piece.length]
-        pieces, memories = [pieces[n] for n in left], memories.select(left)
+        pieces = [pieces[n] for n in left]
+        memories = memories.select(left)
     found = torch.cat([output.hidden.flatten(0, 1) for output in outputs])
     hidden = found.new_zeros(rows * n_tokens, found.shape[1])
     hidden = hidden.index_copy(0, torch.cat(places), found)

@@ -86,7 +86,8 @@ def short_convolution(
 def _carried(inputs: _Inputs, n_tokens: int, lengths: Tensor | None) -> Tensor:
     """The last ``W - 1`` inputs, zero before the last document's first: a copy, as a view would keep
     the whole segment."""
-    x, document = inputs.x, inputs.document
+    x = inputs.x
+    document = inputs.document
     n_carried = x.shape[1] - n_tokens
     if not n_carried or (lengths is None and document is None):
         return x[:, n_tokens:].clone()
@@ -102,7 +103,9 @@ def _carried(inputs: _Inputs, n_tokens: int, lengths: Tensor | None) -> Tensor:
 
 def _reference(inputs: _Inputs) -> Tensor:
     """Token by token, in plain autograd."""
-    x, weight, document = inputs.x, inputs.weight, inputs.document
+    x = inputs.x
+    weight = inputs.weight
+    document = inputs.document
     taps = weight.shape[-1]
     outputs = []
     for t in range(x.shape[1] - taps + 1):
@@ -135,7 +138,8 @@ class _ByTap(torch.autograd.Function):
     def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight, document = ctx.saved_tensors
         taps = weight.T.contiguous()
-        d_x, d_taps = torch.zeros_like(x), torch.zeros_like(taps)
+        d_x = torch.zeros_like(x)
+        d_taps = torch.zeros_like(taps)
         for d_y_n, (d_part, tap), other in _products(d_y, d_x, taps, document):
             d_part.addcmul_(_without(d_y_n, other), tap)
         for d_y_n, (part, d_tap), other in _products(d_y, x, d_taps, document):

@@ -86,7 +86,9 @@ def check_together(alike: bool = True, /, **tensors: Tensor | None) -> None:
             kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
             raise MemspanError(f"{name} must be a floating-point tensor, not {kind}: convert it")
         if first_name is None:
-            first_name, device, dtype = name, tensor.device, tensor.dtype
+            first_name = name
+            device = tensor.device
+            dtype = tensor.dtype
         elif tensor.device != device:
             raise MemspanError(
                 f"{name} is on {tensor.device} and {first_name} on {device}: move one of them"

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from memspan.errors import MemspanError
 from memspan.models.known import known
-from memspan.models.segments import Documents
 from memspan.nn import FeedForward, dropout_layer
 from memspan.ops.fast_weights.feature_maps import (
     DPFP,
@@ -32,6 +31,7 @@ from memspan.trees import LayerMemory, a_weight, check_config, check_layer
 
 if TYPE_CHECKING:
     from memspan.models.fast_weights.config import FastWeightsConfig
+    from memspan.models.segments import Documents
 
 
 @dataclass(frozen=True, repr=False)
@@ -141,7 +141,8 @@ class FastWeightsAttention(nn.Module):
             MemspanError: shapes, types or devices do not go together.
         """
         memory = check_layer(self, x, self.config.d_model, memory)
-        weights, key_sum = memory.weights, memory.key_sum
+        weights = memory.weights
+        key_sum = memory.key_sum
         q, k, v, beta = self.project(x)
         # Sums over thousands of tokens need float32, whatever precision the products have.
         q, k, v = (t.to(weights.dtype) for t in (q, k, v))
@@ -212,11 +213,13 @@ class FastWeightsAttention(nn.Module):
                 q, k, torch.cat([v, ones], -1), torch.cat([weights, z], -1), **options
             )
             y, by_query = y[..., :-1], y[..., -1:]
-            weights, after = after[..., :-1], after[..., -1:]
+            weights = after[..., :-1]
+            after = after[..., -1:]
         else:
             features = options.pop("feature_map")
             features = in_plain_autograd(features) if implementation == "reference" else features
-            q, k = features(q), features(k)
+            q = features(q)
+            k = features(k)
             by_query, after = sum_rule(q, k, ones, z, **options)
             # Over earlier keys only. Subtracting a key's own part from a sum that includes it would
             # leave a rounding error, and the first token would divide by that.
@@ -246,7 +249,8 @@ class FastWeightsAttention(nn.Module):
         # z after each token, its own key included.
         z = key_sum[:, :, None] + keys.cumsum(2) if divides else keys
         first = keys[:, :, 0]
-        left, shares = first, []
+        left = first
+        shares = []
         for t, key in enumerate(keys.unbind(2)):
             if t and beta is not None:
                 strength = beta[:, :, t].to(keys.dtype).sigmoid()[..., None]
@@ -325,6 +329,7 @@ class FastWeightsLayer(nn.Module):
 
 def row_sizes(config: FastWeightsConfig) -> dict[str, tuple[int, ...]]:
     """The sizes of one row of a layer's memory."""
-    features, heads = config.feature_width, config.n_heads
+    features = config.feature_width
+    heads = config.n_heads
     sums = features if config.normalisation == "attention" else 0
     return {"weights": (heads, features, config.head_width), "key_sum": (heads, sums)}

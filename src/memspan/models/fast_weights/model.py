@@ -24,8 +24,8 @@ from memspan.models.known import known
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import STACK, schema_of
 from memspan.models.protocol import Backbone, BackboneReader, WriteRetention
-from memspan.models.segments import Documents, count_after
-from memspan.nn import dropout_layer, sinusoids
+from memspan.models.segments import Documents
+from memspan.nn import count_after, dropout_layer, sinusoids
 from memspan.ops.fast_weights import compiled as delta_rule_loop
 from memspan.ops.fast_weights.rules import IMPLEMENTATIONS
 from memspan.trees import check_config
@@ -120,7 +120,8 @@ class FastWeights(Backbone[FastWeightsMemory]):
         if config.rule == "outer-product":
             return None
         h = self.add_positions(x, memory.tokens_seen)
-        shares, ranks = [], []
+        shares = []
+        ranks = []
         for layer, own in zip(self.stack(), memory.layers(memory.weights.dtype), strict=True):
             before = layer.before_attention(h)
             shares.append(layer.attention.retention(before, own.key_sum).mean((0, 1)))

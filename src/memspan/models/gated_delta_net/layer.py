@@ -14,20 +14,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memspan.models.known import known
-from memspan.models.segments import Documents, without_padding
-from memspan.nn import FeedForward, dropout_layer
+from memspan.nn import FeedForward, dropout_layer, without_padding
 from memspan.ops.convolution import short_convolution
 from memspan.ops.fast_weights.rules import Chunking, delta_rule
 from memspan.trees import LayerMemory, check_config, check_layer
 
 if TYPE_CHECKING:
     from memspan.models.gated_delta_net.config import GatedDeltaNetConfig
+    from memspan.models.segments import Documents
 
 EPSILON = 1e-6
 """Inside the roots that normalise queries, keys and outputs."""
 PRODUCTS = ("query", "key", "value", "output_gate", "beta", "step")
 """Products of the input, in the order in which a reader has their weights as one matrix."""
-SLOWEST, FASTEST = 1e-3, 1e-1
+SLOWEST = 1e-3
+FASTEST = 1e-1
 """Range of softplus(dt_bias) at initialisation, log-uniform, as in Mamba (arXiv 2312.00752)."""
 
 
@@ -55,7 +56,8 @@ class GatedDeltaRule(nn.Module):
         check_config(self, config, "GatedDeltaNetConfig")
         super().__init__()
         self.config = config
-        d, heads = config.d_model, config.value_heads
+        d = config.d_model
+        heads = config.value_heads
         queries, keys, values = config.widths
         self.query = nn.Linear(d, queries, bias=False)
         self.key = nn.Linear(d, keys, bias=False)
@@ -101,16 +103,21 @@ class GatedDeltaRule(nn.Module):
         """
         config = self.config
         memory = check_layer(self, x, config.d_model, memory)
-        weights, inputs = memory.weights, memory.inputs
+        weights = memory.weights
+        inputs = memory.inputs
         mixed = torch.cat([self.query(x), self.key(x), self.value(x)], -1)
-        beta, step, gate = self.beta(x), self.step(x), self.output_gate(x)
+        beta = self.beta(x)
+        step = self.step(x)
+        gate = self.output_gate(x)
+        starts = None if documents is None else documents.begins
         # Sums over thousands of tokens need float32, whatever precision the products have. fla's
         # kernels add up in float32 themselves, and take what they multiply as it is.
-        starts = None if documents is None else documents.begins
         with torch.autocast(x.device.type, enabled=False):
             if implementation != "fla":
-                mixed, beta = mixed.to(weights.dtype), beta.to(weights.dtype)
-            step, gate = step.to(weights.dtype), gate.to(weights.dtype)
+                mixed = mixed.to(weights.dtype)
+                beta = beta.to(weights.dtype)
+            step = step.to(weights.dtype)
+            gate = gate.to(weights.dtype)
             mixed, carried = short_convolution(
                 mixed,
                 self.convolution.to(mixed.dtype),

@@ -25,8 +25,8 @@ from memspan.models.known import known
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import STACK, schema_of
 from memspan.models.protocol import Backbone, BackboneReader
-from memspan.models.segments import Documents, count_after
-from memspan.nn import dropout_layer
+from memspan.models.segments import Documents
+from memspan.nn import count_after, dropout_layer
 from memspan.ops.fast_weights import compiled as delta_rule_loop
 from memspan.ops.fast_weights.rules import IMPLEMENTATIONS
 from memspan.trees import check_config
@@ -102,7 +102,8 @@ class GatedDeltaNet(Backbone[GatedDeltaNetMemory]):
         :func:`memspan.ops.fast_weights.rules.delta_rule`; ``reference`` takes the convolution's, too.
         """
         dtype = torch.promote_types(x.dtype, torch.float32)
-        h, after = self.dropout(x), []
+        h = self.dropout(x)
+        after = []
         for layer, before in zip(self.stack(), memory.layers(dtype), strict=True):
             h, own = self.through(layer, h, before, implementation, documents)
             after.append(own)

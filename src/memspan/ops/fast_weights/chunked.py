@@ -46,13 +46,15 @@ def run(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
     def run_block(
         weights: Tensor, q: Tensor, k: Tensor, v: Tensor, *strengths: Tensor
     ) -> tuple[Tensor, Tensor]:
-        q, k = inputs.features(q), inputs.features(k)
+        q = inputs.features(q)
+        k = inputs.features(k)
         if inputs.beta is None:
             return _sum_rule(q, k, v, weights, *strengths)
         y, after = apply(_DeltaRule, weights, q, k, v, *strengths)
         return y, after
 
-    weights, outputs = inputs.weights.flatten(0, 1), []
+    weights = inputs.weights.flatten(0, 1)
+    outputs = []
     # Split once: the backward of slices would write a gradient of the full length for each.
     for blocks in zip(*(t.split(lengths, 2) for t in tensors), strict=True):
         chunks = [_to_chunks(t, min(size, t.shape[2])) for t in blocks]
@@ -129,16 +131,23 @@ class _DeltaRule(torch.autograd.Function):
         log_decay: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         decay = None if log_decay is None else _Decay.of(log_decay)
-        gram, scores = (k @ k.mT).tril_(-1), (q @ k.mT).tril_()
-        reading, asking, writing = k, q, k
+        gram = (k @ k.mT).tril_(-1)
+        scores = (q @ k.mT).tril_()
+        reading = k
+        asking = q
+        writing = k
         if decay is not None:
-            gram, scores = gram * decay.between, scores * decay.between
-            reading, asking, writing = k * decay.since, q * decay.since, k * decay.until
+            gram = gram * decay.between
+            scores = scores * decay.between
+            reading = k * decay.since
+            asking = q * decay.since
+            writing = k * decay.until
         eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device).expand_as(gram)
         inverse = torch.linalg.solve_triangular(
             gram * beta.mT, eye, upper=False, unitriangular=True
         )
-        before, changes = [], []
+        before = []
+        changes = []
         chunks = zip(*map(Tensor.unbind, (reading, v, beta, inverse, writing)), strict=True)
         for n, (reading_n, v_n, beta_n, inverse_n, writing_n) in enumerate(chunks):
             before.append(weights)
@@ -147,7 +156,8 @@ class _DeltaRule(torch.autograd.Function):
                 weights = decay.whole[n] * weights
             weights = torch.baddbmm(weights, writing_n.mT, beta_n * z)
             changes.append(z)
-        z, s = torch.stack(changes), torch.stack(before)
+        z = torch.stack(changes)
+        s = torch.stack(before)
         y = _add_product(scores @ (beta * z), asking, s)
         ctx.save_for_backward(log_decay, q, k, beta, gram, inverse, scores, z, s)
         return y, weights
@@ -164,12 +174,19 @@ def _delta_rule_backward(
     """Gradients of all inputs; names as in the forward pass."""
     log_decay, q, k, beta, gram, inverse, scores, z, s = saved
     decay = None if log_decay is None else _Decay.of(log_decay)
-    reading, asking, writing = k, q, k
+    reading = k
+    asking = q
+    writing = k
     if decay is not None:
-        reading, asking, writing = k * decay.since, q * decay.since, k * decay.until
+        reading = k * decay.since
+        asking = q * decay.since
+        writing = k * decay.until
     # The parts of du and dS that come from reading.
-    read_u, read_s = scores.mT @ d_y, asking.mT @ d_y
-    d_after, d_us, d_vs = [], [], []
+    read_u = scores.mT @ d_y
+    read_s = asking.mT @ d_y
+    d_after = []
+    d_us = []
+    d_vs = []
     chunks = zip(
         *(reversed(t.unbind()) for t in (reading, writing, beta, inverse, read_u, read_s)),
         strict=True,
@@ -192,14 +209,16 @@ def _delta_rule_backward(
         d_k = _add_product(d_scores.mT @ q, u, d_s.mT)
         _add_product(_add_product(d_k, d_v, s.mT, -1.0), d_gram, k, -1.0)
         return d_weights, d_q, d_k, d_v, d_beta
-    d_asked, d_read = decay.since * (d_y @ s.mT), decay.since * (d_v @ s.mT)
+    d_asked = decay.since * (d_y @ s.mT)
+    d_read = decay.since * (d_v @ s.mT)
     d_written = decay.until * (u @ d_s.mT)
     # Of the logarithm of the decay from token j to token i.
     d_between = d_scores * scores - d_gram * gram
     d_since = (q * d_asked - k * d_read).sum(-1)
     d_until = (k * d_written).sum(-1)
     d_whole = (decay.whole * s * d_s).sum((-1, -2))
-    d_scores, d_gram = d_scores * decay.between, d_gram * decay.between
+    d_scores = d_scores * decay.between
+    d_gram = d_gram * decay.between
     d_q = _add_product(d_asked, d_scores, k)
     d_k = _add_product(d_written - d_read, d_scores.mT, q)
     _add_product(d_k, d_gram + d_gram.mT, k, -1.0)

@@ -48,11 +48,16 @@ def obstacle(inputs: RuleInputs) -> str | None:
 def run(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
     """Maps other than DPFP are applied by PyTorch first, with a decay all: it reaches every feature."""
     inputs = inputs.by_value_head() if inputs.log_decay is None else inputs.with_decay()
-    q, k, nu, epsilon = inputs.q, inputs.k, 0, None
+    q = inputs.q
+    k = inputs.k
+    nu = 0
+    epsilon = None
     if isinstance(inputs.feature_map, DPFP) and inputs.log_decay is None:
-        nu, epsilon = inputs.feature_map.nu, inputs.feature_map.epsilon
+        nu = inputs.feature_map.nu
+        epsilon = inputs.feature_map.epsilon
     else:
-        q, k = inputs.features(q), inputs.features(k)
+        q = inputs.features(q)
+        k = inputs.features(k)
     save_every = SAVE_EVERY if inputs.log_decay is None else SAVE_EVERY_WITH_DECAY
     if inputs.chunking.recompute:
         save_every = SAVE_EVERY_RECOMPUTING
@@ -78,12 +83,14 @@ def read_one(inputs: RuleInputs) -> tuple[Tensor, Tensor] | None:
     tensors = (q, k, v, beta, log_decay, before, before if out is None else out)
     if torch.compiler.is_compiling() or {*map(type, tensors)} != {Tensor} or _recorded(tensors):
         return None
-    dtype, sizes = v.dtype, (*q.shape, *v.shape[1::2])
+    dtype = v.dtype
+    sizes = (*q.shape, *v.shape[1::2])
     code = compiler.functions(SOURCE, dtype, False) if dtype in compiler.TYPES else None
     if code is None or len(sizes) != 6 or sizes[2] != 1 or not q.numel() or not v.numel():
         return None
     batch, n_heads, _, width, n_value_heads, value_width = sizes
-    item, memory = (batch, n_value_heads, 1), (batch, n_value_heads, width, value_width)
+    item = (batch, n_value_heads, 1)
+    memory = (batch, n_value_heads, width, value_width)
     shapes = (q.shape, q.shape, (*item, value_width), item, item, memory, memory)
     for t, shape in zip(tensors, shapes, strict=True):
         if t.shape != shape or t.dtype is not dtype or not t.is_cpu:
@@ -126,7 +133,9 @@ class _Rule(torch.autograd.Function):
         q, k, v, before = *map(_side_by_side, (q, k, v)), before.contiguous()
         given = (q, k, v, before, *strengths)
         named = dict(zip(_GIVEN, given, strict=False))
-        y, after, n_saved = _by_token(v), before.new_empty(before.shape), 0
+        y = _by_token(v)
+        after = before.new_empty(before.shape)
+        n_saved = 0
         named |= {"y": y, "after": after}
         # For backward: v - k W of the delta rule, and the memory now and then.
         errors = y.new_empty(y.shape if strengths else 0)
@@ -256,7 +265,8 @@ class CompiledStep:
         self, stack: PackedStack, memories: Sequence[Tensor], dpfp: DPFP, delta: bool
     ) -> None:
         # C has their addresses: they must live as long as this.
-        self._stack, self._memories = stack, list(memories)
+        self._stack = stack
+        self._memories = list(memories)
         assert all(t.is_contiguous() for t in self._memories)
         self._pointers = (ctypes.c_void_p * len(memories))(*(t.data_ptr() for t in memories))
         self._step = _Step(
@@ -325,7 +335,8 @@ class CompiledGatedStep:
         epsilon: float,
     ) -> None:
         # C has their addresses: they must live as long as this.
-        self._stack, self._tensors = stack, list(layers)
+        self._stack = stack
+        self._tensors = list(layers)
         assert all(t.is_contiguous() for layer in layers for t in layer.values())
         pointers = [{name: t.data_ptr() for name, t in layer.items()} for layer in layers]
         self._layers = (_GatedLayer * len(layers))(*(_GatedLayer(**each) for each in pointers))
@@ -348,5 +359,6 @@ class CompiledGatedStep:
         """
         stack = self._stack
         self._step.stack.x = x.data_ptr()
-        function, given = stack.code.gated_step, (ctypes.byref(self._step), stack.matrices)
+        function = stack.code.gated_step
+        given = (ctypes.byref(self._step), stack.matrices)
         in_shares(function, given, len(x), stack.n_weights * len(x), ROWS_AT_ONCE)

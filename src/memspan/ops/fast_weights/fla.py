@@ -60,7 +60,8 @@ def run(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
     }
     rule = chunk_delta_rule
     if inputs.log_decay is not None:
-        rule, given["g"] = chunk_gated_delta_rule, inputs.log_decay
+        rule = chunk_gated_delta_rule
+        given["g"] = inputs.log_decay
     y, after = rule(
         **{name: tensor.transpose(1, 2) for name, tensor in given.items()},
         scale=1.0,

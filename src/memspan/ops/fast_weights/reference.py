@@ -25,7 +25,10 @@ def run(
     """
     inputs = inputs.by_value_head()
     features = in_plain_autograd(inputs.feature_map or (lambda x: x))
-    q, k, weights, outputs = features(inputs.q), features(inputs.k), inputs.weights, []
+    q = features(inputs.q)
+    k = features(inputs.k)
+    weights = inputs.weights
+    outputs = []
     length = k.shape[2]
     betas = [None] * length if inputs.beta is None else inputs.beta.unbind(2)
     decays = [None] * length if inputs.log_decay is None else inputs.log_decay.exp().unbind(2)

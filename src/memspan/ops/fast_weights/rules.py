@@ -89,7 +89,8 @@ class RuleInputs(NamedTuple):
         """The same with starts as decays of zero."""
         if self.starts is None:
             return self
-        like, decay = self.v[..., 0], self.log_decay
+        like = self.v[..., 0]
+        decay = self.log_decay
         decay = torch.zeros_like(like) if decay is None else decay
         return self._replace(
             log_decay=decay.masked_fill(self.starts[:, None], -torch.inf), starts=None
@@ -113,7 +114,9 @@ class RuleInputs(NamedTuple):
         together, or a decay would grow."""
         q, k, v, beta, weights, _, chunking, decay, _, starts = self
         check_together(alike, q=q, k=k, v=v, weights=weights, beta=beta, log_decay=decay)
-        queries, keys, values = q.shape, k.shape, v.shape
+        queries = q.shape
+        keys = k.shape
+        values = v.shape
         if (
             not len(keys) == len(values) == 4
             or queries != keys
