@@ -16,6 +16,7 @@ COVERED = (
     "src/memspan/models/compressive/model.py",
     "src/memspan/models/fast_weights/layer.py",
     "src/memspan/models/fast_weights/model.py",
+    "src/memspan/models/feedback/layer.py",
     "src/memspan/models/feedback/model.py",
     "src/memspan/models/gated_delta_net/layer.py",
     "src/memspan/models/gated_delta_net/model.py",

@@ -10,7 +10,7 @@ from torch import Tensor
 from feedback_models import model_of, vectors
 from golden import assert_same
 from memspan.errors import MemspanError
-from memspan.models.feedback import model as feedback
+from memspan.models.feedback import layer as feedback_layer
 from memspan.ops.feedback.dropout import RESOLUTION, Dropout, draw
 
 
@@ -86,7 +86,7 @@ def test_draws_are_those_of_the_random_state_and_of_training(
             assert torch.equal(drawn(implementation=implementation), recorded)
         assert_same(recorded, drawn(), 1e-5, str(implementation))
     assert not torch.allclose(drawn(2), recorded)
-    monkeypatch.setattr(feedback, "feedback_attention", None)
+    monkeypatch.setattr(feedback_layer, "feedback_attention", None)
     drawn()
     before = torch.get_rng_state()
     plain = model.eval()(x).hidden

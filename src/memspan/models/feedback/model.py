@@ -1,17 +1,16 @@
-"""Feedback Transformer (Fan et al. 2020, arXiv 2002.09402): memory, layer and stack.
+"""Feedback Transformer (Fan et al. 2020, arXiv 2002.09402): memory and stack.
 
 The model reads token by token. Every layer attends to the memory vectors of earlier tokens. A token's
 memory vector is a weighted sum of its hidden states in all layers, so that even the lowest layer of the
-next token sees what the highest layer computed. Options: :class:`memspan.models.FeedbackConfig`.
+next token sees what the highest layer computed. Options: :class:`memspan.models.FeedbackConfig`. One
+layer, and what a token writes: ``layer.py``. Weights for the fast loops: ``folding.py``.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import attrgetter
 from typing import Any, Literal
 
 import torch
@@ -21,17 +20,23 @@ from memspan.devices import can_look
 from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models.feedback.config import FeedbackConfig
+from memspan.models.feedback.folding import fold
+from memspan.models.feedback.layer import (
+    FeedbackLayer,
+    FeedbackStep,
+    Projected,
+    first_layer_weights,
+)
 from memspan.models.initialisation import initialise
 from memspan.models.known import known
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import STACK, schema_of
 from memspan.models.protocol import AttentionWeights, Backbone, BackboneReader
 from memspan.models.segments import read_in_pieces
-from memspan.nn import FeedForward, dropout_layer
+from memspan.nn import dropout_layer
 from memspan.ops.feedback import compiled as feedback_loop
-from memspan.ops.feedback.attention import Distances, feedback_attention, span_mask
 from memspan.ops.feedback.buffers import FoldedWeights
-from memspan.ops.feedback.dropout import NO_DROPOUT, Dropout, draw, drop
+from memspan.ops.feedback.dropout import NO_DROPOUT, Dropout, draw
 from memspan.ops.feedback.recurrence import IMPLEMENTATIONS, feedback_recurrence
 from memspan.ops.implementations import refuse_unknown_implementation
 from memspan.trees import check_config
@@ -56,84 +61,8 @@ class FeedbackMemory(Memory):
         return {"length": self.vectors.shape[1]}
 
 
-@known("pre", "head_width", "longest_span", "span_ramp")
-class FeedbackLayer(nn.Module):
-    """Attention to memory vectors and feed-forward, each with its residual and norm."""
-
-    def __init__(self, config: FeedbackConfig) -> None:
-        super().__init__()
-        self.pre = config.normalisation == "pre"
-        self.head_width = config.head_width
-        inner = config.n_heads * config.head_width
-        self.query = nn.Linear(config.d_model, inner, bias=False)
-        self.output = nn.Linear(inner, config.d_model, bias=config.attention_bias)
-        heads = (config.n_heads, config.head_width)
-        self.content_bias = nn.Parameter(torch.zeros(heads))
-        self.position_keys = nn.Parameter(torch.empty(config.table_rows, *heads))
-        self.position_scores = nn.Parameter(torch.empty(config.table_rows, config.n_heads))
-        # Each head's span, as a fraction of the longest.
-        self.span_ratio = (
-            None if config.adaptive_span is None else nn.Parameter(torch.zeros(config.n_heads))
-        )
-        self.longest_span = config.memory_length
-        self.span_ramp = config.span_ramp
-        # The stack draws this dropout for all layers and tokens at once.
-        self.feed_forward = FeedForward(config.d_model, config.d_ff, config.activation, 0.0)
-        self.attention_norm = nn.LayerNorm(config.d_model)
-        self.feed_forward_norm = nn.LayerNorm(config.d_model)
-
-    def span_mask(self) -> Tensor | None:
-        """The factor on attention at each distance, ``[H, P]``; None where spans are not learned."""
-        if self.span_ratio is None:
-            return None
-        # Clamped in value only: the gradient passes, so that a ratio outside 0 .. 1 can return.
-        ratio = self.span_ratio + (self.span_ratio.clamp(0, 1) - self.span_ratio).detach()
-        return span_mask(self.longest_span * ratio, self.span_ramp, len(self.position_scores))
-
-    def forward(
-        self,
-        x: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        visible: Tensor,
-        span_mask: Tensor | None,
-        factors: Dropout = NO_DROPOUT,
-        attention_weights: list[Tensor] | None = None,
-    ) -> Tensor:
-        """Read one token per row: ``[B, D] -> [B, D]``.
-
-        Args:
-            x: the layer's input, ``[B, D]``.
-            keys: of the memory vectors, ``[B, H, S, K]``; ``values``: in the same shape.
-            visible: bool ``[B, S]``, the valid slots. Where a row has none, attention adds zero.
-            span_mask: what :meth:`span_mask` returns, computed once for many tokens.
-            factors: of dropout, for this token and layer.
-            attention_weights: a list that receives the attention weights ``[B, H, S]``.
-        """
-        z = self.attention_norm(x) if self.pre else x
-        attended = feedback_attention(
-            self.query(z).unflatten(-1, (-1, self.head_width)),
-            keys,
-            values,
-            Distances(self.position_keys, self.position_scores, span_mask),
-            self.content_bias,
-            visible,
-            factors.weights,
-            attention_weights,
-        )
-        attended = self.output(attended.flatten(1)) * visible.any(-1, keepdim=True)
-        x = x + drop(attended, factors.attention)
-        if not self.pre:
-            x = self.attention_norm(x)
-        z = self.feed_forward_norm(x) if self.pre else x
-        # Another module in its place may take no factors.
-        given = (z,) if factors.activated is None else (z, factors.activated)
-        x = x + drop(self.feed_forward(*given), factors.feed_forward)
-        return x if self.pre else self.feed_forward_norm(x)
-
-
 @known("config")
-class Feedback(Backbone[FeedbackMemory]):
+class Feedback(FeedbackStep, Backbone[FeedbackMemory]):
     """The stack over vectors: ``[B, T, D]`` and a memory in, ``[B, T, D]`` and a memory out.
 
     The span ``S`` is the number of slots in the memory. Trained weights work with a smaller span,
@@ -165,14 +94,10 @@ class Feedback(Backbone[FeedbackMemory]):
         pre = config.normalisation == "pre"
         self.memory_norm = norm() if pre and config.memory_norm else nn.Identity()
         learned = config.memory_vector == "learned"
-        self.layer_weights = nn.Parameter(_first_layer_weights(config)) if learned else None
+        self.layer_weights = nn.Parameter(first_layer_weights(config)) if learned else None
         self.final_norm = norm() if pre and config.final_norm else nn.Identity()
         initialise(self, config.initialisation, config.n_layers)
         self.schema = schema_of(self, PARTS)
-
-    def stack(self) -> Iterator[FeedbackLayer]:
-        """The layers, first to last, as :class:`FeedbackLayer`."""
-        return iter(self.layers)  # type: ignore[arg-type]
 
     def units(self) -> list[nn.Module]:
         """Empty: the loop over tokens uses the parameters of all layers at once."""
@@ -181,25 +106,6 @@ class Feedback(Backbone[FeedbackMemory]):
     @property
     def dtype(self) -> torch.dtype:
         return next(self.stack()).content_bias.dtype
-
-    def mix(self) -> Tensor:
-        """Weights ``[L + 1]`` of a token's states in its memory vector, the embedding's first."""
-        n_states = len(self.layers) + 1
-        if self.layer_weights is not None:
-            return self.layer_weights.softmax(0)
-        one = next(self.stack()).content_bias
-        if self.config.memory_vector == "last":
-            return torch.cat([one.new_zeros(n_states - 1), one.new_ones(1)])
-        return one.new_full((n_states,), 1 / n_states)
-
-    def project(self, vectors: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Keys and values of memory vectors ``[B, D]``: lists over layers of ``[B, H, K]``."""
-        heads = (-1, self.config.head_width)
-        vectors = self.memory_norm(vectors)
-        keys = [projection(vectors).unflatten(-1, heads) for projection in self.key]
-        values = [projection(vectors).unflatten(-1, heads) for projection in self.value]
-        repeats = len(self.layers) // len(keys)
-        return keys * repeats, values * repeats
 
     def row_sizes(self) -> Mapping[str, tuple[int | None, ...]]:
         """See :meth:`Backbone.row_sizes`: any number of slots."""
@@ -331,28 +237,18 @@ class Feedback(Backbone[FeedbackMemory]):
         length = memory.length
         mix = self.mix()
         slot = torch.arange(span, device=x.device)
-        # Keys and values of each earlier token: lists over layers of [B, H, K].
+        # Of each token before.
         past = [self.project(m) for m in memory.vectors.to(x.dtype).unbind(1)]
         masks = [layer.span_mask() for layer in self.stack()]
         factors = NO_DROPOUT if kept is None else kept.factors(self.dtype)
+        heads = self.config.n_heads
         outputs = []
         vectors = []
 
-        def read(
-            t: int, x_t: Tensor, past: list[tuple[list[Tensor], list[Tensor]]]
-        ) -> tuple[Tensor, Tensor, tuple[list[Tensor], list[Tensor]]]:
-            """Token ``t`` through all layers: output, memory vector, its keys and values."""
+        def read(t: int, x_t: Tensor, past: list[Projected]) -> tuple[Tensor, Tensor, Projected]:
             visible = slot >= span - (length + t).clamp(max=span)[:, None]
-            states = [x_t]
-            for n, layer in enumerate(self.stack()):
-                keys = torch.stack([keys[n] for keys, _ in past], 2)
-                values = torch.stack([values[n] for _, values in past], 2)
-                token = factors.of_token(n, t, self.config.n_heads)
-                given = (keys, values, visible, masks[n], token, attention_weights)
-                states.append(layer(states[-1], *given))
-            # Not a matrix product, which autocast would round: memory keeps full precision.
-            vector = (mix[:, None, None] * torch.stack(states)).sum(0)
-            return states[-1], vector, self.project(vector)
+            kept_here = [factors.of_token(n, t, heads) for n in range(len(self.layers))]
+            return self.step(x_t, past, visible, mix, masks, kept_here, attention_weights)
 
         for t, x_t in enumerate(x.unbind(1)):
             out, vector, projected = self.through(read, t, x_t, past[-span:])
@@ -394,68 +290,7 @@ class Feedback(Backbone[FeedbackMemory]):
     def fold(self, span: int) -> FoldedWeights:
         """The weights as the fused implementation takes them, for a span of ``span`` tokens."""
         with torch.autocast(self.device.type, enabled=False):
-            return self._fold(span)
-
-    def _fold(self, span: int) -> FoldedWeights:
-        layers = list(self.stack())
-        heads = (self.config.n_heads, self.config.head_width)
-        scale = self.config.head_width**-0.5
-
-        def stacked(name: str) -> Tensor:
-            return torch.stack([attrgetter(name)(layer) for layer in layers])
-
-        def with_bias(weight: Tensor, bias: list[Tensor | None]) -> Tensor:
-            rows = [weight.new_zeros(weight.shape[1]) if b is None else b for b in bias]
-            return torch.cat([weight.transpose(1, 2), torch.stack(rows)[:, None]], 1)
-
-        query = stacked("query.weight")
-        u = stacked("content_bias")
-        gain = stacked("attention_norm.weight")
-        bias = stacked("attention_norm.bias")
-        ff_gain = stacked("feed_forward_norm.weight")
-        ff_bias = stacked("feed_forward_norm.bias")
-        gains = biases = gain.new_empty(0)
-        if self.config.normalisation == "post":
-            gains = torch.stack([gain, ff_gain])
-            biases = torch.stack([bias, ff_bias])
-            # Nothing to fold: what the sub-layers are given is not normalised.
-            gain, ff_gain = torch.ones_like(gains)
-            bias, ff_bias = torch.zeros_like(biases)
-        query_bias = (query @ bias[:, :, None]).squeeze(2) + u.flatten(1)
-        # Farthest first: the nearest keys are then a slice at the end.
-        r = stacked("position_keys")[:, :span].flip(1)
-        s = stacked("position_scores")[:, :span].flip(1)
-        s = s - torch.einsum("lhk,lshk->lsh", u, r)
-        inner = stacked("feed_forward.inner.weight")
-        kv = [*self.key, *self.value]
-        kv_bias = torch.cat(
-            [p.weight.new_zeros(len(p.weight)) if p.bias is None else p.bias for p in kv]
-        )
-        kv_weight = torch.cat([projection.weight for projection in kv])
-        norm = self.memory_norm
-        if isinstance(norm, nn.LayerNorm):
-            kv_bias = kv_bias + kv_weight @ norm.bias
-            kv_weight = kv_weight * norm.weight
-        return FoldedWeights(
-            query=(scale * query * gain[:, None]).unflatten(1, heads).transpose(2, 3),
-            query_bias=(scale * query_bias).unflatten(1, (heads[0], 1, heads[1])),
-            position_keys=r.permute(0, 2, 3, 1).contiguous(),
-            position_scores=(scale * s).transpose(1, 2).unsqueeze(2),
-            output=with_bias(stacked("output.weight"), [layer.output.bias for layer in layers]),
-            inner=(inner * ff_gain[:, None]).transpose(1, 2),
-            inner_bias=stacked("feed_forward.inner.bias")
-            + (inner @ ff_bias[:, :, None]).squeeze(2),
-            outer=with_bias(
-                stacked("feed_forward.outer.weight"),
-                [layer.feed_forward.outer.bias for layer in layers],
-            ),
-            memory=kv_weight.t(),
-            memory_bias=kv_bias,
-            mix=self.mix(),
-            gains=gains,
-            biases=biases,
-            norms_memory=isinstance(norm, nn.LayerNorm),
-        )
+            return fold(self, span)
 
     def taken_from(self, source: Backbone[Memory]) -> dict[str, Tensor] | None:
         """The weights of softmax attention with relative positions.
@@ -517,18 +352,6 @@ class Feedback(Backbone[FeedbackMemory]):
                 f"{self.config.table_rows} rows: set memory_length to at most "
                 f"{self.config.table_rows}"
             )
-
-
-def _first_layer_weights(config: FeedbackConfig) -> Tensor:
-    """``[L + 1]``, before the softmax; ``scaled`` gives the embedding a share of 10/11 at any depth.
-
-    With equal shares, what the upper layers learn for all tokens alike hides which token it was
-    (docs/measured/feedback.md, "Recall over distance").
-    """
-    weights = torch.zeros(config.n_layers + 1)
-    if config.initialisation == "scaled":
-        weights[0] = math.log(10 * config.n_layers)
-    return weights
 
 
 def _slots_in_use(memory: FeedbackMemory) -> int:

@@ -8,9 +8,9 @@ the distance back, ``k`` and ``v`` the keys and values of the memory vectors::
 A head may learn its span (Sukhbaatar et al. 2019, arXiv 1905.07799): weights are multiplied by ``m_d``,
 which falls from 1 to 0 over a ramp, and divided by their sum.
 
-The loop over tokens and layers around it, in plain autograd, is ``Feedback`` in
-``models/feedback/model.py``: that is the reference. ``recurrence.py`` is the whole loop as one
-autograd function.
+The layer around it, and what a token writes, are ``models/feedback/layer.py``; the loop over tokens,
+in plain autograd, is ``Feedback`` in ``models/feedback/model.py``: together the reference.
+``recurrence.py`` is the whole loop as one autograd function.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ IMPLEMENTATIONS: dict[str, Implementation[Tensor, ModuleType]] = {
 }
 """The modules that have both loops, ``prepare`` and ``backward``, and ``new_slots``, by preference.
 ``compiled``: the loops in C, on a CPU, in float32 or float64, with a C compiler.
-``fused``: the loops in PyTorch, on any device. The reference is ``Feedback`` in
-``models/feedback/model.py``."""
+``fused``: the loops in PyTorch, on any device. The reference is ``Feedback``'s
+loop over ``models/feedback/layer.py``."""
 
 
 def feedback_recurrence(
