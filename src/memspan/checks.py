@@ -113,9 +113,9 @@ MatmulPrecision = Literal["auto", "highest", "high", "medium"]
 
 
 def refuse_contradictory_precision(precision: str, matmul_precision: str) -> None:
-    """Under bfloat16, what stays in float32, such as recurrences over a memory, must not be rounded."""
+    """Refuse to round what stays in float32 under bfloat16, such as recurrences over a memory."""
     if precision == "bfloat16" and matmul_precision in ("high", "medium"):
         raise MemspanError(
-            f"with precision bfloat16, matmul_precision {matmul_precision} would round what must stay "
-            "float32: use precision float32, or matmul_precision highest"
+            f"with precision bfloat16, matmul_precision {matmul_precision} would round parts that "
+            "must stay float32: use precision float32, or matmul_precision highest"
         )

@@ -351,11 +351,11 @@ def check_like(
 
 
 def check_kind(memory: object, kind: type) -> None:
-    """Refuse what is not a memory of this class."""
+    """Refuse anything but a memory of this class."""
     if type(memory) is not kind:
         raise MemspanError(
-            f"the memory must be a {kind.__name__}, not {described(memory)}: use what "
-            "initial_memory or a pass of this model returned"
+            f"the memory must be a {kind.__name__}, not {described(memory)}: use one "
+            "from initial_memory or from a pass of this model"
         )
 
 

@@ -174,8 +174,8 @@ def test_rows_of_memories_and_of_readers(name: str) -> None:
         ([-1], one, "at most once, not [-1]"),
         ([True], one, "at most once, not bool [1]"),
         ([0], memory, "has 2 rows, to replace 1: give"),
-        ([0], another, f"not a {type(another).__name__}: use what"),
-        ([0], None, "not a NoneType: use what"),
+        ([0], another, f"not a {type(another).__name__}: use one"),
+        ([0], None, "not a NoneType: use one"),
         ([0], one.to("meta"), "is meta int64 [1] on meta, not int64 [1]"),
         *(([0], bad, said) for bad, said in damaged(one)),
     ):

@@ -289,7 +289,7 @@ def test_state_kept_elsewhere_later_is_not_saved() -> None:
 def test_an_own_optimiser_is_given_again() -> None:
     config = memspan.load(memspan.train(options("odd"), "run", optimiser=Odd)).config
     assert config.optim.optimiser == "own"
-    give = r"as in memspan.train\(..., optimiser=FUNCTION\), likewise to memspan.resume"
+    give = r"as in memspan.train\(..., optimiser=FUNCTION\), and so to memspan.resume"
     for act in (
         lambda: memspan.resume("run"),
         lambda: train_command(["--resume", "run", "--train.steps", "8"]),

@@ -10,7 +10,7 @@ from memspan.errors import MemspanError
 NEEDED = {"lm-eval": ">=0.4.13", "statelaws": ">=0.1", "transformers": ">=5.4,<6"}
 """The versions of each library that the tests have passed with, as in pyproject.toml."""
 SOURCES = {"statelaws": "pip install ./packages/statelaws, in a checkout of memspan"}
-"""How to install what is on no index."""
+"""Instructions to install packages that are on no index."""
 
 
 def require(library: str) -> None:

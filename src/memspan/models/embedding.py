@@ -238,7 +238,7 @@ def tied_names(module: nn.Module) -> list[list[str]]:
 
 
 def tie(module: nn.Module, names: list[list[str]]) -> None:
-    """Give all names of a list what the first of them stands for."""
+    """Make all names of a list refer to the tensor of the first."""
     for first, *others in names:
         for name in others:
             owner, _, last = name.rpartition(".")

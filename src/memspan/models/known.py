@@ -1,4 +1,4 @@
-"""The classes of modules that kernels know, and what they were like when they were defined."""
+"""The classes of modules that kernels know, with their state when they were defined."""
 
 from __future__ import annotations
 

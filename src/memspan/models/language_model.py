@@ -158,8 +158,8 @@ class LanguageModel(nn.Module):
         if batch_size not in (None, memory.batch_size):
             raise MemspanError(
                 f"{named(source)} holds {counted(memory.batch_size, 'row')} of memory, and "
-                f"batch_size is {batch_size}: leave it out, and pick rows of what is loaded, as in "
-                "memory[0]"
+                f"batch_size is {batch_size}: leave it out, and pick rows of the loaded memory, as "
+                "in memory[0]"
             )
         return memory.to(like.tokens_seen.device)
 
@@ -283,7 +283,7 @@ class LanguageModel(nn.Module):
         return self.backbone.units()
 
     def float32_part(self) -> str | None:
-        """Name what is computed in float32 even under bfloat16 autocast (None: nothing that counts)."""
+        """Name the part computed in float32 even under bfloat16 autocast (None: none that counts)."""
         return self.backbone.float32_part()
 
     def fingerprint(self) -> str:

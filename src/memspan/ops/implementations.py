@@ -70,7 +70,7 @@ def without_autocast(like: Tensor) -> AbstractContextManager[object]:
 
 
 def check_name(option: str, given: object, *known: str) -> None:
-    """Refuse what is not one of the names that an ``option`` takes."""
+    """Refuse a value that is not one of the names that an ``option`` takes."""
     if given not in known:
         raise MemspanError(f"{option} must be {' or '.join(map(repr, known))}, not {given!r}")
 

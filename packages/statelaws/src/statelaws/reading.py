@@ -145,7 +145,7 @@ class Reading:
 
 
 def called(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a model's function; what it raises to end the program is an error of its own."""
+    """Call a model's function; turn an exception that would end the program into an error."""
     try:
         return function(*arguments)
     except (SystemExit, GeneratorExit) as error:

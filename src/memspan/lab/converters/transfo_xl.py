@@ -77,8 +77,8 @@ def with_defaults(given: dict[str, Any], path: Path) -> dict[str, Any]:
     if kind != "transfo-xl":
         raise MemspanError(
             f"{path} is of a model of type {str(kind)[:40]!r}: memspan converts transfo-xl, the "
-            "Transformer-XL of transformers, and what it exported itself; if the folder is from the "
-            "authors' code, say --from authors"
+            "Transformer-XL of transformers, and its own exports; if the folder is from the authors' "
+            "code, say --from authors"
         )
     if "n_token" in given:
         given = {"vocab_size": given["n_token"], **given}

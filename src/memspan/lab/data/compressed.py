@@ -1,4 +1,4 @@
-"""Files under compression, by their names, opened as what they hold."""
+"""Compressed files, recognised by name and opened as their content."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def is_archive(path: Path) -> bool:
 
 
 def is_damage(error: Exception) -> bool:
-    """True if it is an error of reading what is cut short or damaged."""
+    """True if it is an error of reading a file that is cut short or damaged."""
     # Zstandard's error is defined in a module that may be missing.
     return isinstance(error, DAMAGED) or type(error).__name__ == "ZstdError"
 

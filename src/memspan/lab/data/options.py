@@ -17,7 +17,7 @@ from memspan.errors import MemspanError
 TOKENIZERS = ("bytes", "characters", "words", "subwords", "ids")
 """Kinds of tokenisers that are made from a text."""
 TOKENIZER_HELP = (
-    "What a token is: bytes, characters, words or subwords (which need tokenizers), made from "
+    "Tokeniser: bytes, characters, words or subwords (which need tokenizers), made from "
     "the training text; ids, where the text is token ids (.npy, or decimal numbers); or an existing "
     "tokenizer.json by its path: a run's, or one of the library tokenizers, whatever its model. Words "
     "and characters outside the vocabulary become one unknown token; a text that contains it, or that "
@@ -47,7 +47,7 @@ def title(texts: Texts) -> str:
 
 @dataclass(frozen=True)
 class DataConfig(Options):
-    """The text, and what its tokens are."""
+    """The text and its tokeniser."""
 
     corpus: str | None = None
     """A named corpus (see `memspan data list`); a file, a folder or a quoted glob of text, also

@@ -107,7 +107,7 @@ class MemoryModule(TensorDictModuleBase):  # type: ignore[misc]
         return tensordict
 
     def _read_slices(self, x: Tensor, starts: Tensor, stored: TensorDictBase | None) -> Tensor:
-        """``[B, T, D]``, as pieces that each go on from what was stored with its first step."""
+        """``[B, T, D]``, as pieces that each go on from the memory stored with their first step."""
         first = torch.zeros_like(starts)
         first[:, 0] = True
         if stored is not None:

@@ -66,7 +66,7 @@ class Measurement:
     attention: Attention | None = None
     retention: Retention | None = None
     left_out: tuple[str, ...] = ()
-    """Lines on what was not measured, or not as requested, and why."""
+    """Lines about measurements that were left out, or not made as requested, and why."""
     interrupted: bool = False
     """True if Ctrl-C ended it."""
     seconds: float = 0.0

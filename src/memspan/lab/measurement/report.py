@@ -33,7 +33,7 @@ Line = tuple[str, Sequence[float], Sequence[float | Estimate]]
 
 @dataclass(frozen=True)
 class Table:
-    """Numbers under a title, and what is drawn of them."""
+    """Numbers under a title, and the lines drawn from them."""
 
     title: str
     columns: tuple[str, ...]

@@ -45,7 +45,7 @@ class Budget:
         return self._seconds - self.spent()
 
     def share(self, share: float) -> Budget:
-        """A share of what is left, from now on."""
+        """A share of the remaining time, from now on."""
         return Budget(share * max(self.left(), 0.0), self._tell)
 
 

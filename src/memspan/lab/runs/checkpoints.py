@@ -318,7 +318,7 @@ def _refuse_unusable(folder: Path, step: int) -> None:
 
 
 def _delete(leftovers: Iterable[Path]) -> None:
-    """Delete files and folders; what cannot be deleted is tried again at every save."""
+    """Delete files and folders; those that cannot be deleted are tried again at every save."""
     with contextlib.suppress(OSError):
         for left in leftovers:
             if left.is_dir() and not left.is_symlink():

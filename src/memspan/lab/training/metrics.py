@@ -37,7 +37,7 @@ Record = Mapping[str, float | None]
 
 
 SAMPLES = "samples.jsonl"
-"""The file with what the model wrote during training and at its end."""
+"""The file of text that the model wrote during training and at its end."""
 
 
 @dataclass(frozen=True)

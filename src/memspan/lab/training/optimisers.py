@@ -103,7 +103,7 @@ def with_optimiser(
     if config.optim.optimiser == "own":
         raise MemspanError(
             "optim.optimiser own is made by a function of your own: give it from Python, as in "
-            "memspan.train(..., optimiser=FUNCTION), likewise to memspan.resume and memspan.estimate"
+            "memspan.train(..., optimiser=FUNCTION), and so to memspan.resume and memspan.estimate"
         )
     return config
 

@@ -1,4 +1,4 @@
-"""Starting and resuming a run: what is checked and prepared before the first update."""
+"""Starting and resuming a run: checks and preparations before the first update."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _train(
 
 @contextmanager
 def _refusals(folder: Path) -> Iterator[None]:
-    """Turn what the system refuses into one line."""
+    """Turn errors of the operating system into one line."""
     try:
         yield
     except BrokenPipeError:

@@ -33,7 +33,7 @@ from memspan.precision import AUTOMATIC, Precision, resolve
 
 @dataclass
 class Health:
-    """Counts of what was not finite so far; part of every checkpoint."""
+    """Counts of updates and memories that were not finite so far; part of every checkpoint."""
 
     skipped_updates: int = 0
     """Updates skipped because the loss or a gradient was not finite."""

@@ -67,7 +67,7 @@ class RelativeBackbone(Backbone[M]):
 
     @property
     def one_weight(self) -> Tensor:
-        """A parameter, for the type and device of what is computed: ``u`` of the first layer."""
+        """A parameter whose type and device computations use: ``u`` of the first layer."""
         return next(self.stack()).attention.content_bias
 
     def units(self) -> list[nn.Module]:

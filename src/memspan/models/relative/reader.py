@@ -251,7 +251,7 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
         )
 
     def _zero(self, at: Tensor) -> None:
-        """Zero what the buffers hold of the rows ``at``, on the device."""
+        """Zero the buffers of the rows ``at``, on the device."""
         # Masked values are still multiplied by zero, which leaves NaN where one is not finite.
         for buffer in self._buffers():
             buffer[..., : self._end, :].index_fill_(1, at, 0)

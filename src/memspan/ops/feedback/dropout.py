@@ -32,7 +32,7 @@ class Dropout(NamedTuple):
     """The scale of all but the weights."""
 
     def factors(self, dtype: torch.dtype) -> Dropout:
-        """0 for what is dropped, and the scale for what is kept."""
+        """Factors: 0 where a number is dropped, the scale where it is kept."""
 
         def of(kept: Tensor | None, scale: float) -> Tensor | None:
             return None if kept is None else kept.to(dtype).mul_(scale)

@@ -122,7 +122,7 @@ def _compiled(source: Path, flags: tuple[str, ...]) -> ctypes.CDLL:
         ) from None
     if code is None:
         raise MemspanError(
-            f"what the compiler {compiler} made cannot be loaded: name another in CC"
+            f"code from the compiler {compiler} cannot be loaded: name another in CC"
         )
     return code
 

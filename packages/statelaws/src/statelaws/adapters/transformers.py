@@ -108,7 +108,7 @@ class Causal:
 
     @torch.no_grad()
     def _probed(self, calls: Calls) -> tuple[Calls, bool]:
-        """Read a few tokens, to see what the model takes, and whether its cache will stop growing."""
+        """Read a few tokens, to learn the arguments of the model and if its cache will stop growing."""
         # Two that differ, if there are two: a mean over equal ones does not depend on their number.
         size = self.inputs.vocab_size or 1
         tokens = torch.arange(2, device=device_of(self))[None] % size

@@ -1,4 +1,4 @@
-"""Reading leaves what was copied, or passed in, as it was."""
+"""Reading leaves states that were copied, or passed in, as they were."""
 
 from __future__ import annotations
 

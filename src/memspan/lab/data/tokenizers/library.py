@@ -86,7 +86,7 @@ class LibraryTokenizer(Tokenizer):
                 ) from None
             raise MemspanError(
                 f"the tokeniser has no token for a part of the text ({error}): use one with a token "
-                "for what is unknown, or with byte fallback"
+                "for unknown text, or with byte fallback"
             ) from None
         return np.asarray(ids, dtype=self.dtype)
 

@@ -132,8 +132,8 @@ class MemspanCache(Cache):
             MemspanError: always.
         """
         raise MemspanError(
-            "a memory cannot be cropped, since it does not keep what it has read: copy the cache "
-            "before reading what may have to be taken back"
+            "a memory cannot be cropped, since it does not keep its tokens: copy the cache before "
+            "reading tokens that may have to be taken back"
         )
 
     def __copy__(self) -> MemspanCache:

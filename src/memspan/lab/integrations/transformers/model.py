@@ -209,8 +209,8 @@ class MemspanForCausalLM(MemspanPreTrainedModel, GenerationMixin):
             seen = chosen_cache(cache, past_key_values).get_seq_length()
             raise MemspanError(
                 f"the cache has read {seen} columns and the input has {input_ids.shape[1]}: give all "
-                "of the text again and what is new, or start with MemspanCache(cache.memory) and "
-                "give what is new alone"
+                "of the text again, the new part included, or start with MemspanCache(cache.memory) "
+                "and give the new part alone"
             )
         # Stop strings needed it; generate passes it on.
         kwargs.pop("tokenizer", None)
