@@ -27,7 +27,7 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         total.update(f"{name} {tensor.dtype} {list(tensor.shape)};".encode())
-        # Of one number or none, any strides count as contiguous, such as an expanded tensor's 0.
+        # With one number or none, any strides count as contiguous, such as an expanded tensor's 0.
         values = _plain(tensor).as_strided((tensor.numel(),), (1,))
         total.update(values.view(torch.uint8).numpy().data)
     return total.hexdigest()

@@ -71,7 +71,7 @@ RUN_HELP = (
     f"if there is no such folder, a run that comes with memspan: {', '.join(SHIPPED)}."
 )
 TARGET_HELP = (
-    f"A run, by folder or of those that come with memspan ({', '.join(SHIPPED)}); a run's checkpoint, "
+    f"A run, by folder or by name ({', '.join(SHIPPED)}, which come with memspan); a run's checkpoint, "
     "such as RUN/checkpoints/step-750; a preset; a folder in transformers' format; transformers:TYPE, "
     "made small and random, such as transformers:mamba; or FILE.py:NAME or MODULE:NAME, a model or a "
     "function that makes one."

@@ -25,7 +25,7 @@ TOKENIZER_HELP = (
 )
 FIELD_HELP = (
     "Field or column that holds each record's text, in JSON Lines, JSON, CSV, Parquet and data sets; "
-    "a.b is field b inside a, and messages[].content that of each record in a list."
+    "a.b is field b inside a, and messages[].content is field content of each record in a list."
 )
 DEFAULT_CORPUS = "two-plays"
 SPLITS = ("train", "validation", "test")
@@ -67,7 +67,7 @@ class DataConfig(Options):
     tokenizer: Annotated[str, tyro.conf.arg(help=TOKENIZER_HELP)] = "bytes"
     vocab_size: int | None = None
     """Largest vocabulary, for words and subwords (None: words 300,000, subwords 8,192); size of the
-    vocabulary, for ids (None: the largest id of the training split, and 1)."""
+    vocabulary, for ids (None: the largest id of the training split plus 1)."""
     document_reset: bool = False
     """Read every document by itself, in training and evaluation: nothing before its first token is
     visible, in the segment or in memory (off: memory is carried from document to document)."""

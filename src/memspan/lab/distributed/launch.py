@@ -96,7 +96,7 @@ def _failures(running: PContext) -> Mapping[int, ProcessFailure]:
         if result is None or result.failures:
             raise
     finally:
-        # Those that are left, after a second signal.
+        # The processes that are left, after a second signal.
         running.close(timeout=SAVE_SECONDS)
     assert result is not None
     return result.failures

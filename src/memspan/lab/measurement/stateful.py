@@ -99,7 +99,7 @@ class StatefulSubject(Subject):
         except RefusedError as error:
             raise MemspanError(f"the model refuses to read: {error}") from error
         except Exception as error:
-            # Whatever it raises is the model's error.
+            # Any exception here is the model's error.
             raise MemspanError(f"the model stopped with {type(error).__name__}: {error}") from error
         size = self.model.inputs.vocab_size
         if scores.shape[:2] != inputs.shape or scores.dim() != 3 or scores.shape[2] < (size or 0):

@@ -43,7 +43,7 @@ def text_of(run: Run, corpus: str | None, field: str | None, split: str, progres
     tokens, starts, altered = split_of(prepared, name, split)
     changed = None
     if known := bool(run.corpus):
-        # What was trained on was divided.
+        # The text that the run was trained on was divided.
         parts = prepared.splits
         if split == ALL:
             parts = _prepared(run, corpus, field, split, progress, whole=False).splits
