@@ -237,7 +237,7 @@ class Feedback(FeedbackStep, Backbone[FeedbackMemory]):
         length = memory.length
         mix = self.mix()
         slot = torch.arange(span, device=x.device)
-        # Of each token before.
+        # Keys and values of each earlier token.
         past = [self.project(m) for m in memory.vectors.to(x.dtype).unbind(1)]
         masks = [layer.span_mask() for layer in self.stack()]
         factors = NO_DROPOUT if kept is None else kept.factors(self.dtype)
