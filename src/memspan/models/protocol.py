@@ -193,13 +193,13 @@ class Backbone(nn.Module, Generic[M]):
         return self.memory_type.zeros(next(self.parameters()), batch_size, sizes)
 
     def row_sizes(self) -> Mapping[str, tuple[int | None, ...]]:
-        """The sizes of one row of memory's fields (None: any), ``()`` for integers. What is not named
-        here may have any."""
+        """The sizes of one row of memory's fields (None: any), ``()`` for integers. Fields that are
+        not named here may have any."""
         return {}
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """The device that it computes on."""
         return next(self.parameters()).device
 
     def own_memory(self, memory: M | None, rows: int) -> M:
@@ -327,7 +327,7 @@ class Backbone(nn.Module, Generic[M]):
         return []
 
     def float32_part(self) -> str | None:
-        """A clause: what is computed in float32 even under autocast (None: nothing that counts)."""
+        """Name the part computed in float32 even under autocast: a clause (None: none that counts)."""
         return None
 
     def compiled_loops(self) -> bool | None:
@@ -407,7 +407,7 @@ class VectorReader(ABC):
 
     def __init__(self, backbone: Backbone[Any], rows: int) -> None:
         self.in_use = threading.RLock()
-        # What the checks compare vectors with: their width, a weight, the number of rows.
+        # The width, a weight and the number of rows, which the checks compare vectors with.
         self._expected = backbone.config.d_model, next(backbone.parameters()), rows
 
     @abstractmethod

@@ -87,7 +87,7 @@ class Documents:
         return padding_mask(self.lengths, self.number.shape[1])
 
     def tokens_before(self, seen: Tensor) -> Tensor:
-        """How many tokens of its document come before each token, int64 ``[B, T]``, where a row had
+        """Count the tokens of its document before each token, int64 ``[B, T]``, where a row had
         read ``seen [B]`` tokens before the segment."""
         column = torch.arange(self.number.shape[1], device=seen.device)
         if self.begins is None:
@@ -273,7 +273,7 @@ class _Piece(NamedTuple):
     """True if no other follows in the row."""
 
     def after(self, size: int) -> _Piece:
-        """When so many tokens have been read."""
+        """The rest of this piece once ``size`` more tokens have been read."""
         return self._replace(first=self.first + size, length=self.length - size)
 
 

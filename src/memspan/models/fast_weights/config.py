@@ -20,7 +20,7 @@ class FastWeightsConfig(HeadsConfig):
     n_heads: int = 4
     """Heads per layer; each has a fast weight matrix."""
     rule: Literal["delta", "sum", "outer-product"] = "delta"
-    """How a token's value is written. delta: it replaces the value stored under its key. sum: it is
+    """Rule for writing a token's value. delta: it replaces the value stored under its key. sum: it is
     added. outer-product: the rule of 1991, f(W + a b), computed token by token."""
     outer_activation: Literal["tanh", "identity"] = "tanh"
     """The outer-product rule's f."""

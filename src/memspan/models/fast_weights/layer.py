@@ -270,7 +270,7 @@ class FastWeightsAttention(nn.Module):
         """``z(t-1) . k``, by which attention normalisation divides a key's old value.
 
         1 where it is at most epsilon: then no earlier key shares a feature with this one, and the old
-        value is 0, too. No term is negative, so an empty sum is exactly 0.
+        value is also 0. No term is negative, so an empty sum is exactly 0.
         """
         # Not z_k > epsilon, which would replace NaN by 1.
         return torch.where(z_k <= self.config.epsilon, 1.0, z_k)

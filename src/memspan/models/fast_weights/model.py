@@ -50,7 +50,7 @@ class FastWeightsMemory(Memory):
     """``z``, the sum of all keys, ``[B, L, H, F]`` with normalisation attention; else ``F`` is 0."""
 
     def layers(self, dtype: torch.dtype) -> list[FastWeightsLayerMemory]:
-        """What each layer reads, in this type."""
+        """Each layer's share of the memory, in this type."""
         fields = (self.weights.to(dtype).unbind(1), self.key_sum.to(dtype).unbind(1))
         return [FastWeightsLayerMemory(*own) for own in zip(*fields, strict=True)]
 
@@ -139,7 +139,7 @@ class FastWeights(Backbone[FastWeightsMemory]):
         return FastWeightsReader
 
     def compiled_loops(self) -> bool:
-        """Whether the loop over tokens can run in C here."""
+        """True if the loop over tokens can run in C here."""
         return delta_rule_loop.available(next(self.parameters()))
 
     def float32_part(self) -> str:

@@ -49,7 +49,7 @@ class GatedDeltaNetMemory(Memory):
     ``[B, L, W - 1, C]``."""
 
     def layers(self, dtype: torch.dtype) -> list[GatedDeltaNetLayerMemory]:
-        """What each layer reads, in this type."""
+        """Each layer's share of the memory, in this type."""
         fields = (self.weights.to(dtype).unbind(1), self.inputs.to(dtype).unbind(1))
         return [GatedDeltaNetLayerMemory(*own) for own in zip(*fields, strict=True)]
 
@@ -99,7 +99,7 @@ class GatedDeltaNet(Backbone[GatedDeltaNetMemory]):
         documents: Documents | None = None,
     ) -> BackboneOutput[GatedDeltaNetMemory]:
         """See :meth:`Backbone.read_piece`; ``implementation``: of
-        :func:`memspan.ops.fast_weights.rules.delta_rule`; ``reference`` takes the convolution's, too.
+        :func:`memspan.ops.fast_weights.rules.delta_rule`; ``reference`` also takes the convolution's.
         """
         dtype = torch.promote_types(x.dtype, torch.float32)
         h = self.dropout(x)
@@ -120,7 +120,7 @@ class GatedDeltaNet(Backbone[GatedDeltaNetMemory]):
         return GatedDeltaNetReader
 
     def compiled_loops(self) -> bool:
-        """Whether the chunks in C can run here."""
+        """True if the chunks in C can run here."""
         return delta_rule_loop.available(next(self.parameters()))
 
     def float32_part(self) -> str:

@@ -33,7 +33,7 @@ SAVE_EVERY_RECOMPUTING = 256
 
 
 def available(like: Tensor, bf16_weights: bool = False) -> bool:
-    """Whether the loops can run on tensors such as ``like``; ``bf16_weights``: steps with weights in
+    """True if the loops can run on tensors such as ``like``; ``bf16_weights``: steps with weights in
     bfloat16."""
     return compiler.available(SOURCE, like, bf16_weights)
 
@@ -107,7 +107,7 @@ def read_one(inputs: RuleInputs) -> tuple[Tensor, Tensor] | None:
 
 
 def _recorded(tensors: Sequence[Tensor]) -> bool:
-    """Whether something is recorded of these: for backward, forward mode or a transform."""
+    """True if operations on these are recorded: for backward, forward mode or a transform."""
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return True
     return (

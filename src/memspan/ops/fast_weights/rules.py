@@ -40,7 +40,7 @@ FeatureMap = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Chunking:
-    """How the work is divided; results do not depend on it."""
+    """Division of the work into chunks; results do not depend on it."""
 
     size: int = 32
     """Tokens per chunk. The loops over single tokens ignore it."""
