@@ -137,6 +137,21 @@ def test_the_convolution_carries_no_padding(taps: int) -> None:
             assert torch.equal(carried[[row]], wanted)
 
 
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("implementation", ["reference", "chunked", COMPILES])
+def test_a_start_at_the_first_token_empties_a_spoilt_memory(rule: str, implementation: str) -> None:
+    run, strengths = RULES[rule]
+    given = {name: torch.randn(2, 1, 40, 4) for name in ("q", "k", "v")}
+    given |= {name: -torch.rand(2, 1, 40) for name in strengths}
+    starts = torch.zeros(2, 40, dtype=torch.bool)
+    starts[0, 0] = True
+    weights = torch.full((2, 1, 4, 4), torch.nan)
+    y, after = run(**given, weights=weights, starts=starts, implementation=implementation)
+    for found in (y, after):
+        assert found[0].isfinite().all()
+        assert found[1].isnan().any()
+
+
 def test_starts_of_other_sizes_are_refused() -> None:
     q = torch.randn(2, 1, 3, 4)
     starts = torch.zeros(2, 4, dtype=torch.bool)

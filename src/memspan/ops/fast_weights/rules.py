@@ -86,14 +86,17 @@ class RuleInputs(NamedTuple):
         return self._replace(**changed | {"out": None})
 
     def with_decay(self) -> RuleInputs:
-        """The same with starts as decays of zero."""
+        """The same with starts as decays of zero. A memory that is not finite, which times zero is NaN,
+        is emptied where a document starts at the first token."""
         if self.starts is None:
             return self
         like = self.v[..., 0]
         decay = self.log_decay
         decay = torch.zeros_like(like) if decay is None else decay
         return self._replace(
-            log_decay=decay.masked_fill(self.starts[:, None], -torch.inf), starts=None
+            weights=self.weights.masked_fill(self.starts[:, 0, None, None, None], 0),
+            log_decay=decay.masked_fill(self.starts[:, None], -torch.inf),
+            starts=None,
         )
 
     def features(self, x: Tensor) -> Tensor:
