@@ -1,4 +1,4 @@
-"""What memory is worth to an agent: examples/ppo.py with every architecture, in two environments.
+"""Measure what memory is worth to an agent: examples/ppo.py with every architecture, twice.
 
     python benchmarks/agents.py                              # what is missing, model by model
     python benchmarks/agents.py --environments repeat --models gru none

@@ -1,4 +1,4 @@
-"""How far back models of transformers remember, beside the runs that come with memspan.
+"""Measure the spans of models of transformers and of the runs that come with memspan.
 
     python benchmarks/any_span.py --work models     # trains, measures, writes the page and its picture
     python benchmarks/any_span.py --page            # writes both from what was measured
@@ -136,7 +136,7 @@ def train(name: str, text: Path, folder: Path) -> None:
 
 
 def rows(measurements: list[Measurement]) -> list[dict[str, Any]]:
-    """What the table says of each model; losses are of the targets that all were measured with."""
+    """Rows of the table, one per model; all losses are of the same targets."""
     spans = [m.span for m in measurements if m.span is not None]
     shared = sorted(set.intersection(*(set(span.first.tolist()) for span in spans)))
     found = []
@@ -165,7 +165,7 @@ def rows(measurements: list[Measurement]) -> list[dict[str, Any]]:
 
 
 def tables() -> dict[str, str]:
-    """Of docs/any-span.md."""
+    """Tables for docs/any-span.md."""
     results = json.loads((RESULTS / "any-span.json").read_text())
     head = "model | parameters | trained on | span, tokens | blocks | bits per byte | "
     head += "bytes of state | per token of span | tokens per KiB"

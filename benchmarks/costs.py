@@ -1,4 +1,4 @@
-"""What options and ways of working cost memspan, in time and memory.
+"""Measure the cost of options and ways of working, in time and memory.
 
     python benchmarks/costs.py recompute       # activation checkpointing, in each architecture
     python benchmarks/costs.py length          # a token of Fast Weights, in short texts and long ones

@@ -1,4 +1,4 @@
-"""What the figures of the documentation show: a short passage, read by the runs that come with memspan.
+"""Data for the documentation's figures: a short passage, read by the runs that come with memspan.
 
     python benchmarks/figures.py        # writes docs/figures/NAME.json; `make figures` draws them, too
 
@@ -65,7 +65,7 @@ def tokens_of(run: memspan.Run) -> Tensor:
 
 @torch.no_grad()
 def attention(name: str, layer: int, **sizes: int) -> dict[str, Any]:
-    """What each token attends to, in percent by layer, the mean over heads.
+    """Attention of each token, in percent by layer, the mean over heads.
 
     Args:
         name: of a run that comes with memspan.
@@ -100,7 +100,7 @@ def attention(name: str, layer: int, **sizes: int) -> dict[str, Any]:
 
 
 def looks(run: memspan.Run, tokens: Tensor, memory: Any, begin: int) -> list[dict[str, Any]]:
-    """Of each token ``[1, T]``: how many slots and tokens it attends to, and how much by layer."""
+    """Count the slots and tokens that each token ``[1, T]`` attends to, with its weights by layer."""
     backbone = run.model.backbone
     rate = getattr(backbone.config, "compression_rate", 1)
     found = backbone.attention_weights(run.model.embedding(tokens), memory)
@@ -171,7 +171,7 @@ def compressive() -> dict[str, Any]:
 
 @torch.no_grad()
 def head_inputs(rule: ModuleType, place: tuple[int, int]) -> dict[str, Tensor]:
-    """What a head is given: features of queries and keys ``[T, F]``, values, betas, and decays, if any.
+    """A head's inputs: features of queries and keys ``[T, F]``, values, betas, and decays, if any.
 
     Args:
         rule: the module of its layers.
@@ -191,7 +191,7 @@ def head_inputs(rule: ModuleType, place: tuple[int, int]) -> dict[str, Tensor]:
 def writes(
     k: Tensor, v: Tensor, beta: Tensor, decay: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """What each token writes ``[T, V]``, and the matrix after it ``[T, F, V]``."""
+    """The write of each token ``[T, V]`` and the matrix after it ``[T, F, V]``."""
     matrix = v.new_zeros(k.shape[1], v.shape[1])
     written = []
     after = []
@@ -205,7 +205,7 @@ def writes(
 
 
 def kept(k: Tensor, beta: Tensor, decay: Tensor | None = None) -> list[list[int]]:
-    """Of what each token wrote so far, the percentage that its key reads, after each token."""
+    """Percentage of each earlier token's write that its key still reads, after each token."""
     left = k.new_zeros(0, k.shape[1])
     rows = []
     decay = torch.ones_like(beta) if decay is None else decay

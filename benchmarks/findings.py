@@ -93,7 +93,7 @@ def by_memory_length(side: Side, text: np.ndarray) -> dict[str, Any]:
 
 
 def mixture(side: Side, text: np.ndarray) -> dict[str, Any]:
-    """How much of each layer's state is in a memory vector, the embedding first."""
+    """Share of each layer's state in a memory vector, the embedding first."""
     backbone: Any = side.state.model.backbone
     if backbone.config.memory_vector != "learned":
         return {}
@@ -101,7 +101,7 @@ def mixture(side: Side, text: np.ndarray) -> dict[str, Any]:
 
 
 def compressed_slots(side: Side, text: np.ndarray) -> dict[str, Any]:
-    """Of a Compressive Transformer: the score without its compressed slots, and attention by age.
+    """Score a Compressive Transformer without its compressed slots; measure attention by age.
 
     Attention is the mean over layers, heads and tokens, added up in equal parts of the compressed
     slots, the memory and the segment, oldest first.
@@ -285,7 +285,7 @@ def attention() -> str:
 
 
 def printed_values(results: list[dict[str, Any]], known: float) -> str:
-    """Of programs: how many of the printed values each model got right."""
+    """Table of the printed values that each model predicts, on programs."""
     lines = [["", "parameters", "tokens read", "printed values right"]]
     for r in results:
         right = f"{100 * r['accuracy']:.1f} %"
@@ -343,7 +343,7 @@ def sliding() -> str:
 
 
 def tables() -> dict[str, str]:
-    """Those of the page."""
+    """Tables of the page."""
     lengths = {
         f"with {n} slots": lambda r, n=n: r["by_memory_length"][str(n)] for n in MEMORY_LENGTHS
     }

@@ -55,7 +55,7 @@ Row = dict[str, Any]
 
 
 def tested(part: str, device: torch.device, only: str | None) -> Row:
-    """How many tests passed, and the names of those that did not."""
+    """The number of tests that passed and the names of those that did not."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS[part]]

@@ -1,4 +1,4 @@
-"""How weights are best initialised: sizes of activations over widths and depths, and training.
+"""Compare initialisations: sizes of activations over widths and depths, and training.
 
     python benchmarks/initialisation.py look [--models transformer-xl ...] [--rules papers scaled ...]
     python benchmarks/initialisation.py train [--models ...] [--rules ...] [--sizes preset large]

@@ -1,4 +1,4 @@
-"""What happens inside the runs that come with memspan, read on the last tenth of Tiny Shakespeare.
+"""Look inside the runs that come with memspan, on the last tenth of Tiny Shakespeare.
 
     python benchmarks/inside.py joined [RUN ...]    # text without line breaks
     python benchmarks/inside.py blind               # memory emptied before every segment

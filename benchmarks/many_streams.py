@@ -69,7 +69,7 @@ def waiting(model: LanguageModel) -> list[Memory]:
 
 
 def works(architecture: str, model: LanguageModel, rows: int) -> dict[str, Callable[[], object]]:
-    """What is measured: one call each."""
+    """The measured calls, one each."""
     tokens = text(rows, 1)
     memory = full(model, rows)
     streams = waiting(model)

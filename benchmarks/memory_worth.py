@@ -1,4 +1,4 @@
-"""What memory is worth: each preset against itself with its memory emptied at every segment.
+"""Measure what memory is worth: each preset against itself with its memory emptied at every segment.
 
     python benchmarks/memory_worth.py [--models transformer-xl gpt ...] [--sides ...] [--seeds 1 2 3]
                                       [--steps N] [--workers 2]

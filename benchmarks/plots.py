@@ -1,4 +1,4 @@
-"""How the documentation's plots look: narrow enough for a phone, a colour for each architecture."""
+"""Style of the documentation's plots: narrow enough for a phone, a colour for each architecture."""
 
 from __future__ import annotations
 

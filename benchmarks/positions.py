@@ -1,4 +1,4 @@
-"""What sinusoids cost the presets for Tiny Shakespeare, beside learned tables of positions.
+"""Measure the cost of sinusoids in the presets for Tiny Shakespeare, against learned positions.
 
     python benchmarks/positions.py [--models transformer-xl compressive] [--seeds 1 2 3 4 5] [--steps N]
 

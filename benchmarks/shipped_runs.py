@@ -179,7 +179,7 @@ def figures(name: str, work: Path, folder: Path) -> dict[str, Any]:
 
 
 def card(name: str, row: dict[str, Any]) -> str:
-    """What a user should know about a run, in Markdown."""
+    """Describe a run for its users, in Markdown."""
     config = load_config(TRAINED / name)
     sizes = {
         key: value
@@ -210,7 +210,7 @@ def _listed(options: dict[str, Any]) -> str:
 
 
 def measured(name: str) -> dict[str, Any]:
-    """What ``memspan measure NAME`` writes, without the folders of this machine."""
+    """The report of ``memspan measure NAME``, without the folders of this machine."""
     measurement = dataclasses.replace(memspan.measure(TRAINED / name), run=name)
     where = machine() | {"command": f"memspan measure {name}"}
     return Report([measurement]).as_dict() | {"machine": where}

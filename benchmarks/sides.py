@@ -73,13 +73,13 @@ class Side:
 
 
 def its_own(kind: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """Those options that a config has: an LSTM has no heads."""
+    """Select the options that a config has: an LSTM has no heads."""
     names = {field.name for field in dataclasses.fields(kind)}
     return {name: value for name, value in options.items() if name in names}
 
 
 def n_parameters(config: RunConfig[Any]) -> int:
-    """Of the model that a run's options make, for bytes."""
+    """Count parameters of the model that a run's options make, for bytes."""
     model = LanguageModel(ByteTokenizer().vocab_size, config.model, config.embedding)
     return sum(p.numel() for p in model.parameters())
 

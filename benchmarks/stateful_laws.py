@@ -80,7 +80,7 @@ def laws(name: str, precision: str, budget: float, only: list[str] | None = None
 
 
 def table(models: dict[str, Any]) -> str:
-    """What is broken, refused or open, by model and precision, in Markdown."""
+    """Table of broken, refused and inconclusive laws, by model and precision, in Markdown."""
     lines = [["model", "float32: broken", "float64: broken", "refused", "open"]]
     for name, by_dtype in models.items():
         cells = [name.removeprefix(TYPE)]
@@ -105,7 +105,7 @@ def _cell(law: str, finding: dict[str, Any]) -> str:
 
 
 def continued(models: dict[str, Any]) -> str:
-    """Which models read on after padding on the right as if there were none, in words."""
+    """List models by the outcome of reading on after right padding, in words."""
     lines = []
     for outcome in ("holds", "broken", "inconclusive", "refused", "not-offered"):
         found = {name: by_dtype["float32"].get(ASKED) for name, by_dtype in models.items()}
@@ -143,7 +143,7 @@ def since_table() -> str:
 
 
 def _came(by_dtype: dict[str, Any], law: str) -> str:
-    """Of both precisions, the worse."""
+    """The worse of both precisions."""
     if any("Unrecognized model" in found.get("error", "") for found in by_dtype.values()):
         return "no such model"
     if any("error" in found for found in by_dtype.values()):
@@ -157,7 +157,7 @@ def _came(by_dtype: dict[str, Any], law: str) -> str:
 
 
 def tables() -> dict[str, str]:
-    """Of docs/state-laws.md."""
+    """Tables for docs/state-laws.md."""
     models = json.loads(OUT.read_text())["models"]
     return {"laws": table(models), "asked": continued(models), "since": since_table()}
 

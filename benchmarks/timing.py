@@ -47,7 +47,7 @@ def parser(about: str | None, rounds: int = 0, results: str = "") -> argparse.Ar
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times faster ours is: median, lowest and highest over the rounds."""
+    """Ratio of their time to ours: median, lowest and highest over the rounds."""
 
     middle: float
     low: float
@@ -118,7 +118,7 @@ def ratio(theirs: list[float], ours: list[float]) -> Ratio:
 
 
 def machine() -> dict[str, object]:
-    """Where and how the figures were measured."""
+    """The machine and settings of a measurement."""
     return {
         "cpu": _processor(),
         # What it selects its own kernels for, and whether its library of products has bfloat16.

@@ -25,13 +25,13 @@ Row = dict[str, Any]
 
 
 def add_options(parser: argparse.ArgumentParser, seeds: Sequence[int] = (1, 2, 3)) -> None:
-    """Those of every comparison: seeds, and how many trainings at once."""
+    """Options of every comparison: seeds and parallel trainings."""
     parser.add_argument("--seeds", nargs="+", type=int, default=list(seeds))
     parser.add_argument("--workers", type=int, default=2, help="trainings at once, a core each")
 
 
 def rows_in(path: Path) -> list[Row]:
-    """Those of a results file."""
+    """Trainings of a results file."""
     rows: list[Row] = json.loads(path.read_text())["rows"] if path.is_file() else []
     return rows
 

@@ -69,7 +69,7 @@ def memories(name: str, step: int = SEGMENT) -> Iterator[Any]:
 
 
 def held(slots: Tensor) -> Slots:
-    """Of slots ``[B, slots, ...]``, which tokens each depends on."""
+    """Find the tokens on which each of the slots ``[B, slots, ...]`` depends."""
     changes = (slots[1:] - slots[:1]).flatten(2).norm(dim=2)
     return ["".join(c for c, x in zip(TOKENS, slot, strict=True) if x > 1e-9) for slot in changes.T]
 
@@ -82,7 +82,7 @@ def slots_of(name: str, kind: str, layer: int | None = None) -> list[Slots]:
 
 
 def left(name: str) -> list[list[int]]:
-    """Of each token so far, how much is left in the first matrix after each segment, in percent."""
+    """Percentage of each token's write left in the first matrix after each segment."""
     matrices = [memory.weights[:, 0, 0] for memory in memories(name, step=1)]
     sizes = torch.stack([(m[1:] - m[0]).flatten(1).norm(dim=1) for m in matrices])
     shares = 100 * sizes / sizes.diagonal()

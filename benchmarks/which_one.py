@@ -1,4 +1,4 @@
-"""What each architecture gives and costs: the tables of docs/which-one.md, of the presets of one size.
+"""Measure what each architecture gives and costs, at one size: the tables of docs/which-one.md.
 
     python benchmarks/which_one.py [--rounds 7]      # measures, then writes the tables
     python benchmarks/which_one.py --page            # writes the tables from what was measured
@@ -52,7 +52,7 @@ def reach(config: Any) -> int | None:
 
 
 def readers(config: RunConfig[Any], text: torch.Tensor) -> dict[str, Callable[[], object]]:
-    """What is timed without training: reading a segment, writing a token."""
+    """Time a model without training: reading a segment, writing a token."""
     model = LanguageModel(256, config.model).eval()
     length = config.train.segment_length
     segments = text[: ROWS * 8 * length].view(ROWS, -1).split(length, 1)

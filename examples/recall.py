@@ -1,4 +1,4 @@
-"""How far back does it remember? Every architecture on one task, with the edges that theory predicts.
+"""Measure recall over distance: every architecture on one task, with the edges that theory predicts.
 
     python examples/recall.py time                 # panel A: 100 CPU seconds of training each
     python examples/recall.py level                # panel B: until it is right within its reach

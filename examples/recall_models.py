@@ -231,6 +231,6 @@ def made(name: str, vocab_size: int) -> LanguageModel | Peer:
 
 
 def in_reach(name: str, distances: Tensor, places: Tensor) -> Tensor:
-    """Where the write asked for is in direct reach, from questions' places in their segments."""
+    """Mark questions whose write is in direct reach, from their places in their segments."""
     model = CONTESTANTS[name]
     return distances <= model.reach + (places if model.grows else 0)

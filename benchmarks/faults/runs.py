@@ -50,7 +50,7 @@ class Failure(Exception):
 
 @dataclass
 class Done:
-    """How a `memspan` ended, and what it printed."""
+    """A finished `memspan`: its status and its output."""
 
     code: int
     out: str
@@ -156,7 +156,7 @@ class Place:
         return self.start(arguments, hook).wait()
 
     def steps(self) -> list[int]:
-        """Those of its checkpoints."""
+        """Names of its checkpoints."""
         return sorted(int(p.name[5:]) for p in self.folder.glob("checkpoints/step-*"))
 
     def newest(self) -> int:

@@ -149,7 +149,7 @@ class LabmlXL(Labml):
 
     @staticmethod
     def parts(size: Size) -> dict[str, object]:
-        """Of a layer."""
+        """Arguments of a layer."""
         return {
             "d_model": size.d_model,
             "self_attn": RelativeMultiHeadAttention(size.n_heads, size.d_model, 0.0),

@@ -38,7 +38,7 @@ class Memspan(Side):
 
     @abstractmethod
     def config(self) -> BackboneConfig:
-        """Of the backbone."""
+        """Options of the backbone."""
 
     def forget(self, batch_size: int) -> None:
         self.reader = None if self.model.training else self.model.reader(batch_size=batch_size)

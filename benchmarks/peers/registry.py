@@ -1,4 +1,4 @@
-"""What is compared: every architecture's sizes, our side and its peers."""
+"""The comparisons: every architecture's sizes, our side and its peers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every side of a comparison can do. An adapter is a subclass; throughput.py lists them."""
+"""Interface of every side of a comparison. An adapter is a subclass; throughput.py lists them."""
 
 from __future__ import annotations
 

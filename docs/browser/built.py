@@ -1,4 +1,4 @@
-"""Where the built site lies, and how a test opens its pages."""
+"""The built site, and a browser for its pages."""
 
 from __future__ import annotations
 

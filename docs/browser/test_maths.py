@@ -23,7 +23,7 @@ def test_a_formula_is_kept_from_markdown_and_put_in_afterwards() -> None:
 
 
 @pytest.mark.parametrize("text", ["`$x_1$`", "```sh\necho $A $B\n```", "\\$x$", "a $ b $ c"])
-def test_what_is_no_formula(text: str) -> None:
+def test_dollars_outside_formulas_stay(text: str) -> None:
     assert Formulas().protected(text, PAGE) == text
 
 

@@ -15,7 +15,7 @@ RESULTS = Path("benchmarks/results")
 
 @dataclass(frozen=True)
 class Table:
-    """Which fields of a results file's rows are shown."""
+    """Fields of a results file's rows that are shown."""
 
     file: str
     title: str

@@ -1,4 +1,4 @@
-"""Which lines of a page's code stand open and which are folded: none is left out.
+"""Decide which lines of a page's code stand open and which are folded: none is left out.
 
 A passage shows its symbol whole. The signature and docstring, which has the shapes, and the lines
 that its block names are open, and whatever lies between them is folded in its place. What no passage's
@@ -91,7 +91,9 @@ def _heads(places: list[Lines], root: Path) -> list[set[int]]:
     seen: set[tuple[str, str]] = set()
     found: list[set[int]] = []
     for lines in places:
-        path, symbol = name = lines.place.path, lines.place.symbol
+        path = lines.place.path
+        symbol = lines.place.symbol
+        name = (path, symbol)
         known = heads(root / path) if symbol and lines.place.spans and name not in seen else {}
         seen.add(name)
         found.append(_numbers([known[symbol]] if symbol in known else []))

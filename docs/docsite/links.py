@@ -21,7 +21,7 @@ LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\]\()([^)\s]+)(\))|((?:src|href)
 
 
 def place(path: Path, root: Path = ROOT) -> PurePosixPath:
-    """Where a file of the repository stands among the site's Markdown.
+    """Place of a repository file among the site's Markdown.
 
     ``docs/`` is the site's root and the README its home; other files are under ``source/``.
     """

@@ -1,4 +1,4 @@
-"""Which code has changed since its note was last read.
+"""Find code that has changed since its note was last read.
 
 ``docs/annotated/read.json`` has a digest of the code beside each note, as it was when somebody last
 read both. The build lists what differs now; ``make docs-read`` accepts the present state after reading.

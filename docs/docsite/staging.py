@@ -171,7 +171,7 @@ def _not_searched(text: str) -> str:
 
 
 def address() -> str:
-    """Where the site will stand, from the environment's ``SITE_URL``; empty: on a disk."""
+    """Address of the site, from the environment's ``SITE_URL``; empty: on a disk."""
     return os.environ.get("SITE_URL", "")
 
 

@@ -46,7 +46,7 @@ train --train.steps 0
 
 @pytest.mark.processes
 def test_help_and_refusals_do_without_torch(run: Path) -> None:
-    """Which takes seconds to import."""
+    """Torch takes seconds to import."""
     helps = "".join(f"{verb} --help\n" for verb in ("", *cli.VERBS))
     start = time.perf_counter()
     done = subprocess.run(

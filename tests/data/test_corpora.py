@@ -1,4 +1,4 @@
-"""Which files make a corpus, how they are split, and how `memspan data list` shows them."""
+"""Files of a corpus, their splits, and the list that `memspan data list` prints."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ def test_any_number_goes_on_where_two_were_stopped(case: str, kind: str, learned
 
 
 @several
-def test_what_is_left_of_several_is_a_plain_run_after_an_export(learned: Path) -> None:
+def test_an_exported_run_of_several_processes_is_a_plain_run(learned: Path) -> None:
     def exported_names(name: str) -> set[str]:
         folder = Path(shutil.copytree(learned / name, name))
         cli.main(["export", name])

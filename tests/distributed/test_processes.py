@@ -1,4 +1,4 @@
-"""What each of several processes does for itself."""
+"""The part of each process in a run of several."""
 
 from __future__ import annotations
 

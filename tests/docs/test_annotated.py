@@ -135,7 +135,7 @@ def test_a_listing_counts_its_lines(root: Path) -> None:
         ("covers\nmodel.py\n", "covers\n", "no page in docs/annotated covers model.py"),
     ],
 )
-def test_what_is_wrong_with_a_page_is_one_line(
+def test_a_mistake_in_a_page_is_reported_in_one_line(
     root: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, words: str
 ) -> None:
     monkeypatch.setattr(coverage, "MOST_FOLDED", 1)

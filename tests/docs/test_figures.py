@@ -69,7 +69,7 @@ def still_read(kept: list[list[float]], *lags: int) -> list[float]:
     return [statistics.mean(row[-1 - lag] for row in kept[lag:]) for lag in lags]
 
 
-def test_what_the_pages_say_of_them() -> None:
+def test_pages_describe_their_figures() -> None:
     """Percentages in the text below the figures are those of the numbers that are drawn."""
     delta = figures.load("fast-weights")
     gated = figures.load("gated-delta-net")
@@ -138,7 +138,7 @@ def test_no_other_picture_lies_there() -> None:
     assert {path.stem for path in FOLDER.iterdir()} == {*PICTURES}
 
 
-def test_what_each_slot_holds() -> None:
+def test_slots_hold_the_tokens_that_the_figure_shows() -> None:
     segments = ["abcd", "efgh", "ijkl"]
     for name in ("transformer-xl", "compressive"):
         assert slots_of(name, "hidden", 0)[1:] == [[*tokens] for tokens in segments]
@@ -147,7 +147,7 @@ def test_what_each_slot_holds() -> None:
     assert slots_of("feedback", "vectors")[3][-1] == twelve_tokens.TOKENS
 
 
-def test_what_is_left_in_a_matrix() -> None:
+def test_retention_in_the_figure_matches_the_matrix() -> None:
     assert left("sum") == [[100] * n for n in (4, 8, 12)]
     delta = left("delta")[-1]
     gated = left("gated-delta")[-1]

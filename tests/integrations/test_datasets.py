@@ -139,7 +139,7 @@ def test_a_saved_data_set_keeps_its_splits(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_tells_data_sets_of_one_fingerprint_apart() -> None:
-    """Which a stranger may write into theirs: what is read is each data set's own text."""
+    """A stranger may write one into theirs: each data set's own text is read."""
     for name, texts in {"mine": TEXTS, "theirs": ["zqx\n"] * 30}.items():
         data_set(texts).save_to_disk(name)
         state = Path(name, "state.json")

@@ -28,7 +28,7 @@ def test_a_notebook_runs_from_top_to_bottom(path: Path, tmp_path: Path) -> None:
 
 
 def numbers(cell: dict[str, Any]) -> list[float]:
-    """What a cell has printed, without its words: processors differ in the last digits."""
+    """Numbers that a cell has printed; processors differ in the last digits."""
     printed = ["".join(output.get("text", "")) for output in cell.get("outputs", [])]
     return [float(n.replace(",", "")) for n in re.findall(NUMBER, "\n".join(printed))]
 

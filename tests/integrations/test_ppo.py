@@ -58,7 +58,7 @@ def test_a_window_has_the_log_probabilities_of_acting(memory: str) -> None:
 
 
 def test_advantages_are_sums_over_what_follows_in_the_episode() -> None:
-    """Of discounted rewards less the value, where lambda is one."""
+    """Discounted rewards less the value, where lambda is one."""
     _, (windows,) = acted(dataclasses.replace(SMALL, window=60), 1)
     after = torch.randn(4)
     found = windows.advantages(after, 0.9, 1.0)

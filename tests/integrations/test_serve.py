@@ -70,7 +70,7 @@ def test_sessions_go_on_branch_and_are_forgotten(port: int, run: memspan.Run) ->
     assert ask(port, "DELETE", path) == (404, "there is no such session")
 
 
-def test_what_waits_is_answered_together(port: int, run: memspan.Run) -> None:
+def test_waiting_requests_are_answered_together(port: int, run: memspan.Run) -> None:
     wanted = [{"text": f"line {n} " * (n + 1), "tokens": 3 + n % 2} for n in range(12)]
 
     def answer(body: dict[str, Any]) -> Any:

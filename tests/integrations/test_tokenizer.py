@@ -66,7 +66,7 @@ def test_foreign_tokenisers(own: Tokenizer, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["words and lines", "characters without others"])
-def test_what_has_no_id_is_refused(name: str) -> None:
+def test_text_without_an_id_is_refused(name: str) -> None:
     with pytest.raises(Exception, match="UNK"):
         fast_tokenizer(OTHERS[name][0])("unheard")
 

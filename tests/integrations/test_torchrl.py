@@ -98,7 +98,7 @@ def test_a_step_that_begins_an_episode_is_read_from_an_empty_memory() -> None:
     torch.testing.assert_close(memory(step)["hidden"], memory(emptied)["hidden"])
 
 
-def test_what_the_environment_lacks_is_named() -> None:
+def test_missing_specs_of_an_environment_are_named() -> None:
     """Without these, an episode would see the one before it, or nothing that came before."""
     _, memory, policy = parts(CONFIGS["lstm"])
     for transform, said in (

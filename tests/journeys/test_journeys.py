@@ -58,7 +58,7 @@ def test_a_journey(
 def test_a_million_characters(
     name: str, made: Path, own_folders: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of one text, for every architecture: read, kept in a memory of the usual size, and scored."""
+    """Every architecture reads one text, keeps it in a memory of the usual size, and scores it."""
     Path("long.txt").write_text(prose(LONGEST))
     journey = Journey(name, made, "0-characters", own_folders, capsys)
     options = ["--prompt-file", "long.txt", "--tokens", 5, "--save-memory", "long.memory"]

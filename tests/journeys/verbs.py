@@ -1,4 +1,4 @@
-"""What users do with a run and a text, and how each must end.
+"""Journeys of users with a run and a text, and the end that each must have.
 
 A journey ends well, with a result that makes sense, or with status 2 and one line that says what to do:
 where that line is expected says :func:`refusal_of`. All else is a fault.
@@ -27,7 +27,7 @@ SHORT = {"60-characters", "107-characters"}
 
 
 def refusal_of(run: str, verb: str, text: str) -> str | None:
-    """What the line says that this journey ends with (None: it ends well)."""
+    """Words of the line with which this journey ends (None: it ends well)."""
     if verb == "resume" and run in SHIPPED:
         return "is never changed: train a run of your own"
     if text == "no-text" and run in OF_WORDS:
@@ -73,12 +73,12 @@ class Journey:
         return ["--prompt-file", str(path), *(["--prompt", after] if after else [])]
 
     def n_tokens(self, run: memspan.Run) -> int:
-        """Of the prompt: an empty one is the tokeniser's opening."""
+        """Tokens of the prompt: an empty one is the tokeniser's opening."""
         whole = b"".join(TEXTS[self.text]) or run.tokenizer.opening
         return sum(len(ids) for ids in run.tokenizer.encode_stream([whole]))
 
     def calls(self, *arguments: object) -> str:
-        """What the command prints; its refusal is a MemspanError, and every other end a failure."""
+        """Output of the command; a refusal raises MemspanError, and any other end is a failure."""
         self.capsys.readouterr()
         status: object = 0
         try:

@@ -1,4 +1,4 @@
-"""What PyTorch does with a whole model: autocast, torch.compile, devices that are not here."""
+"""Whole models under PyTorch's autocast, torch.compile and devices that are not here."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ some_cases = pytest.mark.parametrize("case", SOME.values(), ids=SOME)
 
 
 def scaled(output: Any) -> Any:
-    """What a module returned, times 0.7."""
+    """Scale a module's output by 0.7."""
     if isinstance(output, Tensor):
         return 0.7 * output
     if isinstance(output, tuple):
@@ -118,7 +118,7 @@ def extra_parameter(part: nn.Module) -> bool:
 
 
 def attribute(part: nn.Module) -> bool:
-    """What methods read: another activation, another epsilon."""
+    """Attributes that methods read: another activation, another epsilon."""
     found = [name for name in ("activation", "eps") if hasattr(part, name)]
     for name in found:
         setattr(part, name, {"activation": F.silu, "eps": 0.5}[name])

@@ -30,7 +30,7 @@ from readings import text as tokens
 
 
 def slots(vectors: list[Tensor], memory_length: int, compressed_length: int, rate: int) -> Any:
-    """What a row's first layer holds once it has read them: memory, and means of what left it."""
+    """The first layer's slots after reading them: memory, and means of what left it."""
     n_runs = max(0, math.ceil((len(vectors) - memory_length) / rate))
     runs = [torch.stack(vectors[n * rate : (n + 1) * rate]).mean(0) for n in range(n_runs)]
     return vectors[n_runs * rate :], runs[max(0, n_runs - compressed_length) :]
@@ -214,7 +214,9 @@ def reached(model: LanguageModel, loss: Tensor) -> set[str]:
         ("dilated-convolution", "auto-encoding", True),
     ],
 )
-def test_where_gradients_go(kind: str, auxiliary: str, task_gradient: bool) -> None:
+def test_losses_reach_their_parameters_alone(
+    kind: str, auxiliary: str, task_gradient: bool
+) -> None:
     """The auxiliary loss reaches the compression and nothing else; the task all but the compression,
     and that too if asked."""
     options: dict[str, Any] = {"compression": kind, "auxiliary_loss": auxiliary}

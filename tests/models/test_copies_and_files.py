@@ -204,14 +204,14 @@ def test_stateless_calls(embedding: EmbeddingConfig) -> None:
 def row_loss(
     model: LanguageModel, parameters: Parameters, tokens: Tensor, targets: Tensor
 ) -> Tensor:
-    """Of one row, ``[T]``, as a function of the parameters."""
+    """Losses of one row, ``[T]``, as a function of the parameters."""
     options = {"targets": targets[None], "implementation": "reference"}
     return functional_call(model, parameters, (tokens[None],), options).losses.sum()
 
 
 @every_case
 def test_gradients_per_sample(case: Case) -> None:
-    """Of every row's loss, all at once. Without clusters, whose indexing vmap does not know."""
+    """Gradients of every row's loss at once. Without clusters, whose indexing vmap does not know."""
     model = dataclasses.replace(case, embedding=EMBEDDINGS["projected"]).model()
     tokens = text(3, LENGTH)
     targets = text(3, LENGTH, 1)

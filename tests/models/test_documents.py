@@ -92,7 +92,7 @@ def test_lengths_may_be_integers_of_any_type(name: str, kind: torch.dtype) -> No
 @pytest.mark.parametrize("name", ["feedback", "lstm"])
 @torch.no_grad()
 def test_few_calls_read_each_token_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a row's document starts, the others are not cut."""
+    """A document that starts in one row does not cut the others."""
     rows = 8
     length = 60
     model = CASES[name].shared_model()

@@ -38,7 +38,7 @@ def architecture(
 
 
 def flags(architecture: str) -> list[str]:
-    """Those of the small model that it has."""
+    """Options of the small model that it has."""
     known = {f"--model.{f.name.replace('_', '-')}" for f in fields(MODELS[architecture])}
     pairs = zip(SMALL[::2], SMALL[1::2], strict=True)
     own = [pair for pair in pairs if pair[0] in known or not pair[0].startswith("--model")]

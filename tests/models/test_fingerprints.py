@@ -74,7 +74,7 @@ PAIRS: list[tuple[Options, Options]] = [
 
 
 def changes(config: Any) -> Iterator[tuple[Options, Options]]:
-    """What is set before, and what is changed then: each option by itself, and the pairs."""
+    """Options to set first and to change then: each by itself, and in pairs."""
     kinds = get_type_hints(type(config))
     for name, now in vars(config).items():
         values = {*VALUES.get(kinds[name], get_args(kinds[name]))}
@@ -89,8 +89,7 @@ def model_of(config: Any) -> LanguageModel:
 
 
 def compute_the_same(one: LanguageModel, other: LanguageModel) -> bool:
-    """Whether ``other`` can have the weights of ``one``, which it gets, takes its memories or has such
-    as ``one`` takes, and does the same with them."""
+    """True if ``other`` takes the weights of ``one``, exchanges memories and computes the same."""
     try:
         other.load_state_dict(one.state_dict())
     except RuntimeError:

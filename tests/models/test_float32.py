@@ -68,7 +68,7 @@ def gradients(
     memory: Memory,
     implementation: str | None = None,
 ) -> Gradients:
-    """Of every parameter, as float64."""
+    """Gradients of every parameter, as float64."""
     memory = memory.to(dtype=next(model.parameters()).dtype)
     loss = model(tokens, memory, targets=targets, implementation=implementation).loss
     names, parameters = zip(*model.named_parameters(), strict=True)
@@ -77,7 +77,7 @@ def gradients(
 
 
 def errors(found: Gradients, exact: Gradients) -> dict[str, float]:
-    """What the law bounds, by parameter."""
+    """The quantity that the law bounds, by parameter."""
     whole = torch.stack([g.norm() for g in exact.values()]).norm()
     return {
         name: float((found[name] - g).norm() / torch.maximum(g.norm(), SMALL * whole))

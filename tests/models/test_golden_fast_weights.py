@@ -54,7 +54,7 @@ def test_labml(path: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", parameters("labml_fast_weights"))
 def test_the_options_of_a_recording_are_honoured(path: Path, tmp_path: Path) -> None:
-    """Those, too, that labml's files do not say."""
+    """All options, including those that labml's files do not state."""
     g = Golden(path)
     g.config["eps"] = 0.01
     model, _ = model_of(g, tmp_path / "run")
@@ -62,7 +62,7 @@ def test_the_options_of_a_recording_are_honoured(path: Path, tmp_path: Path) -> 
 
 
 def check_first_layer(g: Golden, model: FastWeights, x: Tensor) -> None:
-    """What happens within it, token and head by token and head."""
+    """Its computation, token by token and head by head."""
     attention = next(model.stack()).attention
     q, k, v, beta = attention.project(x)
     features = {"phi_query": attention.features(q), "phi_key": attention.features(k)}

@@ -1,4 +1,4 @@
-"""How parameters begin: sizes of activations that do not depend on the width."""
+"""Initial parameters: sizes of activations that do not depend on the width."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_tokens_targets_starts_and_lengths(name: str) -> None:
 
 @each
 def test_vectors_and_memories(name: str) -> None:
-    """Of others, in whole passes and in readers, by backbones and by language models."""
+    """Memories of other models, in whole passes and in readers, by backbones and by language models."""
     model = CASES[name].shared_model()
     backbone = model.backbone
     memory = model.initial_memory(2)
@@ -146,7 +146,7 @@ def test_vectors_and_memories(name: str) -> None:
 
 @each
 def test_rows_of_memories_and_of_readers(name: str) -> None:
-    """What is refused changes nothing."""
+    """A refusal changes nothing."""
     model = CASES[name].shared_model()
     reader, expected = (model.reader(model(TOKENS).memory) for _ in range(2))
     memory = model.initial_memory(2)

@@ -69,7 +69,7 @@ class Run:
         return found | floats(memory)
 
     def reader(self) -> Outputs:
-        """What a reader gives. It may refuse what is not finite."""
+        """A reader's output. It may refuse values that are not finite."""
         reader = self.backbone.reader(self.memory, ROWS)
         try:
             # Copies: a reader may use what it returned again.

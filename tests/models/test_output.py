@@ -1,4 +1,4 @@
-"""What a language model returns: the loss to train on, what is not scored, and rows in chunks."""
+"""Output of a language model: the loss to train on, unscored targets, and rows in chunks."""
 
 from __future__ import annotations
 

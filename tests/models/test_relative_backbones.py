@@ -220,7 +220,7 @@ def test_reader_options_that_are_refused() -> None:
 @pytest.mark.gradients(recorded=True)
 @both
 def test_attention_weights_for_inspection(make: Callable[..., Case]) -> None:
-    """Of every layer, over memory and segment; those of the first layer give its values' sum."""
+    """Weights of every layer over memory and segment; the first layer's give its values' sum."""
     model = make().model()
     memory = some_memory(model, 3)
     tokens = text(3, 4)

@@ -1,4 +1,4 @@
-"""What a schema says: every tensor, module and attribute that a kernel knows, and nothing besides."""
+"""Schemas: every tensor, module and attribute that a kernel knows, and nothing besides."""
 
 from __future__ import annotations
 

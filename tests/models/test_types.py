@@ -1,4 +1,4 @@
-"""What the annotations say is true at run time, where mypy sees torch's ``Any`` only.
+"""Annotations hold at run time, where mypy sees only torch's ``Any``.
 
 In a process of its own: the hook changes the package as it is imported, and the other tests run what
 users run.

@@ -61,7 +61,7 @@ def _changed(path: Path) -> None:
 @pytest.mark.parametrize(
     ("suffix", "damage"), [(".so", _changed), (".so", Path.unlink), (".sha256", Path.unlink)]
 )
-def test_what_is_not_as_built_is_built_anew(
+def test_altered_libraries_are_built_anew(
     cache: Path, suffix: str, damage: Callable[[Path], None]
 ) -> None:
     assert answer() == 42
@@ -121,7 +121,7 @@ OWN_FOLDER = "set MEMSPAN_CACHE to a folder of your own"
         ("true", None, "true fails (status 0)"),
     ],
 )
-def test_what_goes_wrong_is_said_once_and_leaves_nothing(
+def test_a_failed_build_is_reported_once_and_leaves_nothing(
     program: str | None,
     spoil: Callable[[Path], None] | None,
     said: str,

@@ -194,7 +194,7 @@ def test_fast_path_is_the_reference(
     recompute: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whatever the sizes of chunks and the number of saved memories; each head of keys serves three."""
+    """For all sizes of chunks and numbers of saved memories; each head of keys serves three."""
     chunking = Chunking(recompute=recompute)
     if size is not None:
         chunking = Chunking(size, recompute)
@@ -256,7 +256,7 @@ def test_any_width_in_single_precision(
 @every_rule
 @fast
 def test_a_part_of_the_gradients(implementation: str, rule: str) -> None:
-    """Where only some inputs, or only one output, take part."""
+    """Only some inputs, or only one output, take part."""
     given = inputs(rule, 40)
     for name, output in itertools.product(given, (0, 1)):
         part = {"wanted": [name], "outputs": [output]}
@@ -282,7 +282,7 @@ def test_float32_does_not_drift(implementation: str) -> None:
 def test_a_large_value_leaves_gradients_of_earlier_tokens_alone(
     implementation: str, rule: str, outlier: float
 ) -> None:
-    """What the backward pass takes for the memory before a token has lost nothing to rounding."""
+    """The backward pass's memory before a token has lost nothing to rounding."""
     given = inputs(rule, 40)
     given["v"][:, :, 30] *= outlier
     exact = outcome(rule, given, outputs=[0], implementation="reference")
@@ -347,7 +347,7 @@ def test_one_token_without_gradients(implementation: str, width: int) -> None:
 
 @pytest.mark.parametrize("strongest", [-1e4, -torch.inf])
 @fast
-def test_what_follows_a_strong_decay_is_exact(implementation: str, strongest: float) -> None:
+def test_tokens_after_a_strong_decay_are_exact(implementation: str, strongest: float) -> None:
     """Logarithms of weak decays are not lost beside that of a strong one in the same chunk; a decay to
     nothing is nothing, and its gradient, too."""
     given = inputs("gated", 60)
@@ -360,7 +360,7 @@ def test_what_follows_a_strong_decay_is_exact(implementation: str, strongest: fl
 @pytest.mark.parametrize("length", [9, 32, 70])
 @fast
 def test_empty_memories_are_memories(implementation: str, length: int, width: int) -> None:
-    """Of some heads, as after a reset: products with them may be left out, gradients may not."""
+    """Empty memories of some heads, as after a reset: their products may be skipped, gradients not."""
     given = inputs("gated", length, n_heads=4, width=width)
     given["weights"][0, 1:3] = 0
     given["weights"][1, 3] = 0
@@ -393,7 +393,7 @@ def test_the_compiled_loop_says_that_memory_is_full(monkeypatch: pytest.MonkeyPa
         delta_rule(**inputs("delta", 4), implementation="compiled")
 
 
-def test_where_the_compiled_loop_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_loop_is_refused_where_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs of torch.compile get chunks instead."""
     given = inputs("delta", 5)
     half = {name: x.half() for name, x in given.items()}

@@ -136,7 +136,7 @@ def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
 @fast
 @pytest.mark.parametrize("options", [{}, OPTIONS["dropout-post"]], ids=["pre", "dropout-post"])
 def test_gradients_are_numeric_ones(options: dict[str, Any], implementation: Any) -> None:
-    """Those that reach parameters are compared with the reference's."""
+    """Gradients that reach parameters are compared with the reference's."""
     model = model_of(memory_length=3, attention_bias=True, **options)
     memory = memory_of(model, "rows", 3)
 

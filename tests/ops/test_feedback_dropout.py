@@ -16,7 +16,7 @@ from memspan.ops.feedback.dropout import RESOLUTION, Dropout, draw
 
 @pytest.mark.parametrize("dropout", [0.1, 0.5, 0.9])
 def test_the_share_kept_and_its_scale(dropout: float) -> None:
-    """Of every kind, everywhere in it; on average a number stays what it is."""
+    """Dropout of every kind; on average a number stays what it is."""
     sizes = {"n_layers": 3, "n_heads": 2, "d_ff": 40, "n_slots": 30}
     segment = torch.zeros(8, 9, 24)
     kept = draw(segment, **sizes, dropout=dropout, attention_dropout=1 - dropout)
@@ -35,7 +35,7 @@ def test_the_share_kept_and_its_scale(dropout: float) -> None:
     assert draw(segment, **sizes, dropout=0, attention_dropout=0) == Dropout()
 
 
-def test_what_is_dropped() -> None:
+def test_dropout_acts_where_the_reference_says() -> None:
     """By the reference: attention weights, what either sub-layer adds, and activations, as drawn."""
     model = model_of(n_layers=1, dropout=0.4, attention_dropout=0.3, attention_bias=True)
     (layer,) = model.layers

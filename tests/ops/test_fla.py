@@ -1,4 +1,4 @@
-"""What is handed to fla's kernels and taken from them. The kernels need a GPU and are not tested.
+"""Arguments and results of fla's kernels. The kernels need a GPU and are not tested.
 
 In their place are functions with the signatures of fla 0.5.2 that compute with our reference.
 """
@@ -55,7 +55,7 @@ def kernel(calls: Calls, decays: bool) -> Callable[..., tuple[Tensor, Tensor | N
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """Of the kernels: the CPU stands for CUDA, and the package is there."""
+    """Stand-ins for the kernels: the CPU stands for CUDA, and the package is there."""
     found: Calls = []
     for name in ("fla", "fla.ops", "fla.ops.delta_rule", "fla.ops.gated_delta_rule"):
         module = ModuleType(name)
@@ -134,7 +134,7 @@ def with_wide_keys(given: dict[str, Tensor]) -> dict[str, Tensor]:
     ],
 )
 @pytest.mark.usefixtures("calls")
-def test_what_it_does_not_take(
+def test_unsupported_inputs_are_refused(
     message: str, change: Change, patch: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in patch.items():

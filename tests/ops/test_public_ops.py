@@ -1,4 +1,4 @@
-"""What :mod:`memspan.ops` refuses at the door: shapes, types and devices, in one line each."""
+"""Refusals of :mod:`memspan.ops`: shapes, types and devices, in one line each."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ def test_dropout_keeps_the_mean_and_drops_weights(implementation: Any) -> None:
 
 @pytest.mark.parametrize("implementation", ["reference", "fused", "sdpa"])
 def test_hidden_keys_do_not_matter(implementation: str) -> None:
-    """What the mask hides may hold anything finite, and gets no gradient."""
+    """Masked positions may hold anything finite, and get no gradient."""
     t = inputs(4, 3)
     mask = masks(4, 3)["rows"]
     before = attend(**t, mask=mask, implementation=implementation)

@@ -27,7 +27,7 @@ OPTIONS = [(kind, field.name) for kind in CONFIGS for field in dataclasses.field
     ("kind", "name"), OPTIONS, ids=[f"{kind.__name__}-{name}" for kind, name in OPTIONS]
 )
 def test_an_option_of_another_type_is_refused(kind: Any, name: str) -> None:
-    """Of every config's every option: what none takes, then what its own type does not include."""
+    """Wrong values for every option: those that none takes, then those outside its own type."""
     default = getattr(kind(), name)
     hint = str(typing.get_type_hints(kind)[name])
     wrong: list[Any] = [b"4", float("nan"), float("inf"), 10**400, ["4"], {}, np.ones(2)]

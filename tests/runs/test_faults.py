@@ -1,4 +1,4 @@
-"""What a crash, a second trainer or a changed file may do to a run folder: nothing unnoticed.
+"""Run folders after a crash, with a second trainer or changed files: nothing goes unnoticed.
 
 The campaign (``make chaos``) does the same to real processes; here is one fast test for each promise.
 """
@@ -130,7 +130,7 @@ def test_a_second_trainer_is_refused() -> None:
         start.resume(Path("r"))
 
 
-def test_where_only_files_can_be_locked_a_file_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_locked_where_folders_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """As over NFS."""
     flock = disk.fcntl.flock
 
@@ -245,7 +245,7 @@ def test_a_state_that_cannot_be_is_refused(change: Any, says: str) -> None:
     ],
     ids=["disk", "memory", "tensors"],
 )
-def test_what_the_system_refuses(error: Exception, says: str, capsys: Any) -> None:
+def test_refusals_of_the_system_are_one_line(error: Exception, says: str, capsys: Any) -> None:
     with mock.patch.object(cli, "_dispatch", side_effect=error):
         assert says in refused(capsys, "evaluate", "r")
 

@@ -108,7 +108,7 @@ def test_any_tensors_load_or_are_refused(readers: Readers, data: st.DataObject) 
 
 
 def metadata(content: bytes) -> dict[str, str]:
-    """Of a file of tensors."""
+    """Damage to a file of tensors."""
     size = struct.unpack("<Q", content[:8])[0]
     return dict(json.loads(content[8 : 8 + size])["__metadata__"])
 
@@ -203,7 +203,7 @@ def test_config_toml_holds_any_name(corpus: str, tmp_path_factory: pytest.TempPa
     assert run_options.read_config(path) == options
 
 
-def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
+def test_special_files_are_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "tokenizer.json")
     with pytest.raises(MemspanError, match="not a regular file"):
         load_tokenizer(tmp_path)

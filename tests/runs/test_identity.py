@@ -1,4 +1,4 @@
-"""What a run is, and that nothing else goes on in its place: its files, its folder, its corpus."""
+"""Identity of a run: its files, its folder, its corpus; nothing else goes on in its place."""
 
 from __future__ import annotations
 

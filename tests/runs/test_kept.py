@@ -20,7 +20,7 @@ from tiny_runs import options
 
 @pytest.fixture(autouse=True)
 def run(tiny_text: None) -> Path:
-    """Of six steps, each with a checkpoint. The loss falls: the last validation is the best."""
+    """A run of six steps, each with a checkpoint. The loss falls: the last validation is the best."""
     return start.train(options(save_every=1, keep=0), "run")
 
 
@@ -84,7 +84,9 @@ def test_every_verb_takes_one(run: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert f"initialised from {path}: " in capsys.readouterr().out
 
 
-def test_what_takes_a_whole_run_says_so(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verbs_for_whole_runs_refuse_checkpoints(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = "run/checkpoints/step-4"
     assert "--init-from takes the weights" in refused(capsys, "train", "--resume", path)
     assert "give the run's folder, run" in refused(capsys, "export", path)

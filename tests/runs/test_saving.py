@@ -89,7 +89,7 @@ def replaced() -> Any:
     ],
     ids=["vocabulary", "file", "modules", "module", "nothing", "length"],
 )
-def test_what_cannot_be_a_run_is_refused_in_one_line(
+def test_models_that_cannot_be_runs_are_refused_in_one_line(
     make: Any,
     options: dict[str, Any],
     message: str,

@@ -1,4 +1,4 @@
-"""What a dry run says of a run, and what it refuses."""
+"""Predictions of a dry run, and its refusals."""
 
 from __future__ import annotations
 

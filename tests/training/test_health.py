@@ -1,4 +1,4 @@
-"""What is not finite is found, named, and kept out of weights and memory."""
+"""Values that are not finite are found, named, and kept out of weights and memory."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_training_gives_up_where_skipping_does_not_help(spoilt: dict[int, float]
 
 @pytest.mark.parametrize("architecture", ["compressive", "fast-weights"])
 def test_a_spoilt_row_of_memory_is_emptied_and_counted(architecture: str) -> None:
-    """Whatever architecture: the loss that saw it is skipped, and training goes on without it."""
+    """Every architecture skips the loss that saw it, and training goes on."""
     with tiny_runs.at_step(5, lambda state: tiny_runs.spoil_memory(state, 1, math.inf)):
         start.train(run(architecture, non_finite="skip", segment_length=4), Path("r"))
     saved = checkpoints.latest(Path("r")).load()

@@ -43,7 +43,7 @@ def chosen(groups: Groups, part: str) -> list[torch.Tensor]:
 
 
 def options(name: str, steps: int = 6, **optim: Any) -> memspan.RunConfig[Any]:
-    """Of a tiny run, with the optimiser if it has a name."""
+    """Options of a tiny run, with the optimiser if it has a name."""
     optim = {"optimiser": name if name in OPTIMISERS else "adamw", "warmup_steps": 2, **optim}
     return tiny_runs.options(
         optim=OptimConfig(learning_rate=RATES.get(name, 0.1), **optim), steps=steps

@@ -48,7 +48,7 @@ def _settings_stay(tiny_text: None) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("was", ["as it starts", "set as a whole", "set for a library"])
-def test_what_torch_had_set_holds_again(was: str) -> None:
+def test_settings_of_torch_are_restored(was: str) -> None:
     """Also after an error, and where its newer settings, library by library, were used."""
     libraries = precision._libraries()
     untouched = [library.fp32_precision for library in libraries]
@@ -75,7 +75,7 @@ def test_what_torch_had_set_holds_again(was: str) -> None:
 # ----- What the options mean
 
 
-def test_what_is_asked_for_wins() -> None:
+def test_the_requested_precision_wins() -> None:
     """Nothing asked for is float32 everywhere, until there are curves."""
     assert Precision() == AUTOMATIC
     row = Precision("float32", "medium")

@@ -1,4 +1,4 @@
-"""How training changes with its steps: learning rates, lengths of segments, and when it ends."""
+"""Training over its steps: learning rates, lengths of segments, and its end."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_epochs_are_passes_through_the_rows() -> None:
 
 
 def test_a_budget_that_is_given_replaces_another(capsys: pytest.CaptureFixture[str]) -> None:
-    """That of a preset, and that of the run to resume."""
+    """The schedule of a preset, and that of the run to resume."""
     start.train(options(max_tokens=48), Path("r"))
     cli.main(["train", "--preset", "r/config.toml", "--train.steps", "2", "--out", "two"])
     assert load_config(Path("two")).train.max_tokens is None

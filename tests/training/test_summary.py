@@ -25,7 +25,7 @@ def said(work: Any) -> str:
     return console.export_text()
 
 
-def test_what_memory_saves_is_what_evaluate_finds() -> None:
+def test_the_summary_agrees_with_evaluate() -> None:
     """Emptied, the first input of a segment stays what it is, as without a memory."""
     text = said(lambda console: start.train(options(**SAMPLES), Path("r"), console=console))
     carried, emptied = (memspan.evaluate("r", memory_length=n) for n in (None, 0))

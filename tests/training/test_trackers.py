@@ -46,7 +46,7 @@ def test_a_tracker_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
     assert not Path("r").exists()
 
 
-def test_what_weights_and_biases_refuses_is_one_line(wandb: MagicMock) -> None:
+def test_a_refusal_of_weights_and_biases_is_one_line(wandb: MagicMock) -> None:
     wandb.errors.Error = LookupError
     wandb.init.side_effect = LookupError("No API key\nconfigured")
     with pytest.raises(MemspanError, match=r"No API key configured\): .*WANDB_MODE=offline"):

@@ -1,4 +1,4 @@
-"""What validations decide: the best weights, the checkpoints that stay, and an end before the last."""
+"""Decisions of validations: the best weights, the checkpoints that stay, and an early end."""
 
 from __future__ import annotations
 

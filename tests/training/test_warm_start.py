@@ -79,7 +79,7 @@ def test_scores_of_a_transformer_xl_are_kept(positions: str, tied: bool) -> None
 
 
 def test_the_report_is_the_truth() -> None:
-    """What is said to be mapped is the source's, what is said to be new is as it was."""
+    """Parameters reported as mapped are the source's; those reported as new are as they were."""
     source = run_of(XL(**SIZE, positions="learned", max_distance=4))
     model = feedback_of(projections="per-layer")
     before = {n: t.clone() for n, t in model.state_dict().items()}
@@ -150,7 +150,7 @@ def test_the_same_architecture_is_taken_whole() -> None:
         "other-characters",
     ],
 )
-def test_what_does_not_fit_is_refused(source: Any, characters: str, message: str) -> None:
+def test_a_source_that_does_not_fit_is_refused(source: Any, characters: str, message: str) -> None:
     tokenizer = CharacterTokenizer("abc")
     model = LanguageModel(tokenizer.vocab_size, FeedbackConfig(**SIZE))
     before = model.fingerprint()
