@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -345,3 +346,12 @@ def test_feedback_backward() -> None:
         torch.testing.assert_close(computed, results)
         expected = torch.autograd.grad(computed, [x, *w.values()], [*upstream])
         torch.testing.assert_close([d_x, *d.values()], [*expected])
+
+
+def test_the_readme_counts_their_lines() -> None:
+    root = Path(__file__).parents[2]
+    text = (root / "README.md").read_text(encoding="utf-8")
+    links = re.findall(r"(\d+)(?:\s+lines)?\]\((docs/annotated/smallest/\w+\.py)\)", text)
+    assert len(links) == 5
+    for lines, file in links:
+        assert len((root / file).read_text(encoding="utf-8").splitlines()) == int(lines)
