@@ -173,6 +173,6 @@ def test_budgets_that_are_none(capsys: pytest.CaptureFixture[str]) -> None:
         (["--train.epochs", "inf"], "epochs must be a finite number"),
         (["--train.max-tokens", "700"], "less than one update reads, 768: raise it"),
         (["--train.max-tokens", "0"], "less than one update"),
-        (["--train.max-tokens", "x"], "Error parsing --train.max-tokens: "),
+        (["--train.max-tokens", "x"], "--train.max-tokens takes an integer, not 'x'"),
     ):
         assert says in refused(capsys, "train", *flags)

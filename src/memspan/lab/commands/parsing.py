@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from memspan.precision import Precision
 
 T = TypeVar("T")
+WRONG_NUMBER = re.compile(r"Error parsing (--[\w.-]+):.*?\b(int|float)\b.*'([^']*)'", re.IGNORECASE)
+"""The parser's explanation of text that is not a number: the option, the type's name, the text."""
+NUMBERS = {"int": "an integer", "float": "a number"}
 Modules = Annotated[
     tuple[str, ...],
     tyro.conf.arg(
@@ -171,7 +174,11 @@ def _in_one_line(said: str) -> str:
     text = re.sub("[\u2500-\u257f]+|-{3,}", " ", said).strip()
     explanation = text.partition("\n")[2]
     first = re.split("Got errors:|Argument helptext:|For full helptext", explanation)[0]
-    return " ".join(first.split()).rstrip(".")
+    line = " ".join(first.split()).rstrip(".")
+    if wrong := WRONG_NUMBER.match(line):
+        name, kind, value = wrong.groups()
+        return f"{name} takes {NUMBERS[kind.lower()]}, not {value!r}"
+    return line
 
 
 def _unknown(tokens: list[str], flags: list[str]) -> str:
