@@ -50,7 +50,7 @@ def model_object(path: Path, theirs: Make) -> nn.Module:
     g = Golden(path, torch.float32)
     c = g.config
     made = {}
-    leaves = g.leaves() | {"pos_emb.inv_freq": g["f32.buf.pos_emb.inv_freq"]}
+    leaves = g.leaves() | {"pos_emb.inv_freq": g["f64.buf.pos_emb.inv_freq"].float()}
     kinds = {
         "word_emb": "mem_transformer.AdaptiveEmbedding",
         "crit": "proj_adaptive_softmax.ProjectedAdaptiveLogSoftmax",

@@ -304,5 +304,5 @@ def test_no_graph_drops_second_derivatives(name: str) -> None:
     compiled = torch.compile(model, backend="aot_eager")
     parameters = list(model.parameters())
     loss = compiled(tokens, targets=targets).loss
-    with pytest.raises(RuntimeError, match=r"double backward|a leaf Variable"):
+    with pytest.raises(RuntimeError, match=r"double backward|a leaf Variable|donated buffers"):
         hessian_vector(loss, parameters)
