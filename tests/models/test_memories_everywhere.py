@@ -375,7 +375,7 @@ def test_padding_may_hold_anything(name: str) -> None:
         ([4, 1], r"must be a tensor of int64 \[3\] on cpu, to go with the input, not .* \[2\]"),
         ([5, 1, 1], "must lie in 0 .. 4"),
         (3, "must be integers .3., the tokens of each row, not int64"),
-        (["a"], "must be int64 .3., the tokens of each row, not"),
+        (["a"], "must be integers .3., the tokens of each row, not"),
     ):
         for read in (partial(model, tokens), partial(model.backbone, hidden)):
             with pytest.raises(MemspanError, match=f"lengths {said}"):
