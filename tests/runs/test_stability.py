@@ -27,7 +27,7 @@ EVALUATED = {"run": 3.745078418403864, "shared": 4.221842218190432}
 READ_ON = 3.7257227897644043
 """Nats per token of :data:`TEXT`, read on from the saved memory."""
 FINGERPRINT = "c3e048fb56e586b4b44e44337fae225396a7630611be2bd5dbbd95686d961b1d"
-"""That of the run's model. Its ``config.toml`` gives options that are at their defaults, too: a default
+"""Fingerprint of the run's model. Its ``config.toml`` also names options at their defaults: a default
 that changes would change the fingerprint."""
 RESUMED = {"run": (54, 3.884472188949585), "shared": (18, 4.352114052772522)}
 """Last step and its validation score, nats per token, after training a few steps more."""

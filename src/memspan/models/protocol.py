@@ -155,8 +155,8 @@ class Backbone(nn.Module, Generic[M]):
     segment through all layers (None: there are none)."""
     _replicate_for_data_parallel = not_replicated
     knows_documents: bool = False
-    """Whether :meth:`read_piece` takes any segment, with its :class:`Documents` or None as
-    ``documents``: one graph of ``torch.compile``. Else it is called for each document."""
+    """True if :meth:`read_piece` takes any segment, with its :class:`Documents` or None as
+    ``documents``: one graph of ``torch.compile``. Otherwise it is called for each document."""
     recompute: bool = False
     """True if each layer keeps only its inputs for backward, and is computed again there
     (activation checkpointing): less memory for more time, and the same numbers bit for bit."""

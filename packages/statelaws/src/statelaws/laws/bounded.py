@@ -24,7 +24,8 @@ LATE_IF_GROWING = 100
 KEEPS = "the model itself keeps"
 SIZES = """\
 import pickle
-state, sizes = start(1), []
+state = start(1)
+sizes = []
 for segment in range(1000):
     y, state = read(x if segment % 2 else x[:, :1], state)
     sizes.append(len(pickle.dumps(state)))"""
