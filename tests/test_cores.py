@@ -12,7 +12,7 @@ import torch
 
 from memspan import cores
 from memspan.lab.commands import threads
-from memspan.ops.native import waiting
+from memspan.native import waiting
 
 Clocks = tuple[float, float, float] | None
 

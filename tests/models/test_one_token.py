@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import architectures
 from architectures import compressive, fast_weights, gated_delta_net, transformer_xl
 from golden import assert_same
-from memspan.ops.native import compiler, threads
+from memspan.native import library, threads
 from memspan.ops.relative_step import compiled as relative_step
 from readings import assert_memories_equal, some_memory, text
 
@@ -106,11 +106,11 @@ def test_without_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
         reader.read(text(1, 1))
     with pytest.raises(AssertionError, match="was called"):
         reader.read(text(1, 1))
-    functions = compiler.functions
+    functions = library.functions
     with monkeypatch.context() as patch, torch.autocast("cpu", torch.bfloat16):
-        patch.setattr(compiler, "functions", lambda *of: None if of[2] else functions(*of))
+        patch.setattr(library, "functions", lambda *of: None if of[2] else functions(*of))
         model.reader().read(text(1, 1))
-    monkeypatch.setattr(compiler, "functions", compiler.functions.__wrapped__)
+    monkeypatch.setattr(library, "functions", library.functions.__wrapped__)
     monkeypatch.setenv("MEMSPAN_COMPILE", "0")
     model.reader().read(text(1, 1))
 

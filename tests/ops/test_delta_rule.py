@@ -14,6 +14,7 @@ from torch import Tensor
 
 from golden import assert_same
 from memspan.errors import MemspanError
+from memspan.native import threads
 from memspan.ops.fast_weights import compiled
 from memspan.ops.fast_weights.feature_maps import DPFP, dpfp, sum_to_one
 from memspan.ops.fast_weights.rules import (
@@ -23,7 +24,6 @@ from memspan.ops.fast_weights.rules import (
     outer_product_rule,
     sum_rule,
 )
-from memspan.ops.native import threads
 
 Tensors = dict[str, Tensor]
 RULES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
@@ -388,7 +388,7 @@ def test_the_compiled_loop_says_that_memory_is_full(monkeypatch: pytest.MonkeyPa
     class Full:
         forward = staticmethod(lambda *_: 0)
 
-    monkeypatch.setattr(compiled.compiler, "functions", lambda *_: Full)
+    monkeypatch.setattr(compiled.library, "functions", lambda *_: Full)
     with pytest.raises(MemspanError, match="memory is full: use a smaller batch"):
         delta_rule(**inputs("delta", 4), implementation="compiled")
 

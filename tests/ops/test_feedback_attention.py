@@ -23,9 +23,9 @@ from golden import assert_same
 from memspan.errors import MemspanError
 from memspan.models import Feedback, FeedbackMemory
 from memspan.models.feedback.config import FeedbackConfig
+from memspan.native import library, threads
 from memspan.ops.feedback import compiled as feedback_loop
 from memspan.ops.feedback.attention import Distances, feedback_attention, span_mask
-from memspan.ops.native import compiler, threads
 
 
 @pytest.mark.parametrize("learned", [False, True], ids=["", "learned spans"])
@@ -187,7 +187,7 @@ def test_writing_over_the_output_changes_no_gradient() -> None:
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch serves, and asking for the compiled loop says what is missing."""
-    monkeypatch.setattr(compiler, "functions", compiler.functions.__wrapped__)
+    monkeypatch.setattr(library, "functions", library.functions.__wrapped__)
     monkeypatch.setenv("MEMSPAN_COMPILE", "0")
     model = Feedback(FeedbackConfig(n_layers=1, d_model=8, n_heads=2, d_ff=8))
     x = torch.randn(2, 3, 8)
@@ -201,12 +201,12 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_compiled_loop_says_that_memory_is_full(
     failing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = feedback_loop.compiler.functions(feedback_loop.SOURCE, torch.float32, False)
+    code = feedback_loop.library.functions(feedback_loop.SOURCE, torch.float32, False)
     names = ("prepare", "forward", "backward", "position_gradients", "release")
     functions = {name: staticmethod(getattr(code, name)) for name in names}
     functions[failing] = staticmethod(lambda *_: 0)
     full = type("Full", (), functions)
     model = Feedback(FeedbackConfig(n_layers=1, d_model=8, n_heads=2, d_ff=8, memory_length=4))
-    monkeypatch.setattr(feedback_loop.compiler, "functions", lambda *_: full)
+    monkeypatch.setattr(feedback_loop.library, "functions", lambda *_: full)
     with pytest.raises(MemspanError, match="memory is full: use a smaller batch"):
         model(torch.randn(1, 3, 8), implementation="compiled").hidden.sum().backward()

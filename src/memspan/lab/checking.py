@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from memspan.calls import checked
 from memspan.lab.exclusive import random_numbers
 from memspan.lab.installed import require
-from memspan.ops.native.waiting import sharing_cores
+from memspan.native.waiting import sharing_cores
 
 if TYPE_CHECKING:
     from statelaws import Report

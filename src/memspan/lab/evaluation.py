@@ -24,8 +24,8 @@ from memspan.lab.runs.run import Run, opened, options_of, precision_for, segment
 from memspan.lab.runs.texts import text_of
 from memspan.memory import Memory
 from memspan.models.language_model import LanguageModel, Reader
+from memspan.native.waiting import sharing_cores
 from memspan.nn import NOT_SCORED
-from memspan.ops.native.waiting import sharing_cores
 from memspan.precision import Precision
 
 Losses = Callable[[Segment, Tensor], None]

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from memspan.ops.native.stack import PackedStack
+from memspan.native.stack import PackedStack
 
 S = TypeVar("S")
 

@@ -80,7 +80,7 @@ def generate(arguments: list[str]) -> None:
     load_config(options.run)
     announce(set_threads(options.threads))
     from memspan.memory import refuse_to_overwrite
-    from memspan.ops.native.waiting import sharing_cores
+    from memspan.native.waiting import sharing_cores
 
     if options.save_memory is not None:
         # Before hours of reading.

@@ -23,7 +23,7 @@ from memspan.lab.sampling import DEFAULT, Sampling
 from memspan.memory import Memory, concatenate
 from memspan.models.language_model import Reader
 from memspan.models.sizes import refuse_oversized
-from memspan.ops.native.waiting import sharing_cores
+from memspan.native.waiting import sharing_cores
 from memspan.precision import Precision
 
 Prompt = str | Iterable[bytes]

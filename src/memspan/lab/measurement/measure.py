@@ -23,7 +23,7 @@ from memspan.lab.measurement.span import Span
 from memspan.lab.measurement.subject import Budget, RunSubject, Subject
 from memspan.lab.runs.run import is_run, opened, precision_for
 from memspan.lab.runs.texts import text_of
-from memspan.ops.native.waiting import sharing_cores
+from memspan.native.waiting import sharing_cores
 from memspan.precision import Precision
 
 T = TypeVar("T")

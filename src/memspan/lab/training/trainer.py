@@ -27,7 +27,7 @@ from memspan.lab.training.summary import conclude, introduce
 from memspan.lab.training.terminal import progress, stoppable
 from memspan.lab.training.updates import Updater
 from memspan.lab.training.validation import Validation
-from memspan.ops.native.waiting import sharing_cores
+from memspan.native.waiting import sharing_cores
 
 OnStop = Callable[[int], None]
 LOG_EVERY = 10

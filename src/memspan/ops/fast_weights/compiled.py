@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from memspan.native import library
+from memspan.native.stack import ROWS_AT_ONCE, PackedStack, Stack
+from memspan.native.threads import in_shares
 from memspan.ops.fast_weights.feature_maps import DPFP
 from memspan.ops.fast_weights.rules import RuleInputs
 from memspan.ops.first_derivatives import apply, first_derivatives_only
-from memspan.ops.native import compiler
-from memspan.ops.native.stack import ROWS_AT_ONCE, PackedStack, Stack
-from memspan.ops.native.threads import in_shares
 
 SOURCE = Path(__file__).with_suffix(".c")
 SAVE_EVERY = 64
@@ -35,14 +35,14 @@ SAVE_EVERY_RECOMPUTING = 256
 def available(like: Tensor, bf16_weights: bool = False) -> bool:
     """True if the loops can run on tensors such as ``like``; ``bf16_weights``: steps with weights in
     bfloat16."""
-    return compiler.available(SOURCE, like, bf16_weights)
+    return library.available(SOURCE, like, bf16_weights)
 
 
 def obstacle(inputs: RuleInputs) -> str | None:
     """Why the loops cannot run on these inputs; None if they can."""
     if torch.compiler.is_compiling():
         return "is not part of graphs of torch.compile, which can fuse chunks: use chunked"
-    return None if available(inputs.v) else compiler.obstacle("chunked")
+    return None if available(inputs.v) else library.obstacle("chunked")
 
 
 def run(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
@@ -85,7 +85,7 @@ def read_one(inputs: RuleInputs) -> tuple[Tensor, Tensor] | None:
         return None
     dtype = v.dtype
     sizes = (*q.shape, *v.shape[1::2])
-    code = compiler.functions(SOURCE, dtype, False) if dtype in compiler.TYPES else None
+    code = library.functions(SOURCE, dtype, False) if dtype in library.TYPES else None
     if code is None or len(sizes) != 6 or sizes[2] != 1 or not q.numel() or not v.numel():
         return None
     batch, n_heads, _, width, n_value_heads, value_width = sizes
@@ -209,7 +209,7 @@ _MISSING = (0, 0, 0, 0)
 
 def _run(function: str, tensors: dict[str, Tensor], options: Options) -> None:
     """Over all heads of all rows, in as many threads as PyTorch may use."""
-    code = compiler.functions(SOURCE, tensors["v"].dtype, False)
+    code = library.functions(SOURCE, tensors["v"].dtype, False)
     assert code is not None
     batch, n_heads, steps, width = tensors["k"].shape
     n_features, value_width = tensors["before"].shape[2:]
@@ -287,7 +287,7 @@ class CompiledStep:
         """
         self._step.stack.x = x.data_ptr()
         finite = self._stack.code.step(self._at, self._stack.matrices)
-        compiler.refuse_without_memory(finite >= 0)
+        library.refuse_without_memory(finite >= 0)
         return bool(finite)
 
 

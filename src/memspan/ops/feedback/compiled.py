@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memspan.native import library
+from memspan.native.threads import in_shares
 from memspan.ops.feedback.buffers import Buffers, Options
-from memspan.ops.native import compiler
-from memspan.ops.native.threads import in_shares
 
 SOURCE = Path(__file__).with_suffix(".c")
 INTEGERS = (
@@ -43,12 +43,12 @@ class _Loop(ctypes.Structure):
 
 def available(like: Tensor) -> bool:
     """True if the loop can run on tensors such as ``like``."""
-    return compiler.available(SOURCE, like)
+    return library.available(SOURCE, like)
 
 
 def obstacle(like: Tensor) -> str | None:
     """Why the loops cannot run on tensors such as ``like``; None if they can."""
-    return None if available(like) else compiler.obstacle("fused")
+    return None if available(like) else library.obstacle("fused")
 
 
 class _CompiledLoop:
@@ -58,7 +58,7 @@ class _CompiledLoop:
     """
 
     def __init__(self, buffers: Buffers, options: Options, backward: bool = False) -> None:
-        code: Any = compiler.functions(SOURCE, buffers["streams"].dtype, False)
+        code: Any = library.functions(SOURCE, buffers["streams"].dtype, False)
         b = {name: t if name.endswith("kv") else t.contiguous() for name, t in buffers.items()}
         b["query"] = buffers["query"].transpose(1, 2).contiguous()
         n_layers, d_model, n_heads, width = b["query"].shape
@@ -84,7 +84,7 @@ class _CompiledLoop:
         self._tensors = b
         self._at = ctypes.byref(self._loop)
         self._weights = ctypes.c_void_p(code.prepare(self._at, ctypes.c_int(backward)))
-        compiler.refuse_without_memory(self._weights)
+        library.refuse_without_memory(self._weights)
         weakref.finalize(self, code.release, self._weights)
         self._products = sum(b[name].numel() for name in MATRICES)
 

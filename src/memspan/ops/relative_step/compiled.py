@@ -7,9 +7,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from memspan.ops.native import compiler
-from memspan.ops.native.stack import ROWS_AT_ONCE, PackedStack, Stack
-from memspan.ops.native.threads import in_shares
+from memspan.native import library
+from memspan.native.stack import ROWS_AT_ONCE, PackedStack, Stack
+from memspan.native.threads import in_shares
 
 SOURCE = Path(__file__).with_suffix(".c")
 _INTEGERS = ("columns", "end", "covered", "most")
@@ -39,7 +39,7 @@ class _Compressed(ctypes.Structure):
 
 def available(like: Tensor, bf16_weights: bool = False) -> bool:
     """True if the step can run on tensors such as ``like``; ``bf16_weights``: with matrices in bf16."""
-    return compiler.available(SOURCE, like, bf16_weights)
+    return library.available(SOURCE, like, bf16_weights)
 
 
 class CompiledStep:
@@ -126,7 +126,7 @@ class CompiledStep:
         given = _Compressed(len(rows), *(t.data_ptr() for t in tensors))
         code = self._stack.code
         matrices = self._stack.matrices
-        compiler.refuse_without_memory(code.insert(self._at, matrices, ctypes.byref(given)))
+        library.refuse_without_memory(code.insert(self._at, matrices, ctypes.byref(given)))
 
     def _point_at(self, buffers: tuple[Tensor, Tensor, Tensor]) -> None:
         step = self._step

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from memspan.ops.native import compiler
+from memspan.native import library
 
 _LAYER = (
     "norm_weight", "norm_bias", "projections", "projections_bias", "output", "output_bias",
@@ -76,7 +76,7 @@ class PackedStack:
         bf16_weights: bool = False,
     ) -> None:
         first = layers[0]
-        code = compiler.functions(source, first["output"].dtype, bf16_weights)
+        code = library.functions(source, first["output"].dtype, bf16_weights)
         assert code is not None
         self.code = code
         self.n_weights = sum(t.numel() for layer in layers for t in layer.values())
@@ -103,5 +103,5 @@ class PackedStack:
             layers=ctypes.addressof(self._layers),
         )
         self.matrices = ctypes.c_void_p(code.prepare(ctypes.byref(self.structure)))
-        compiler.refuse_without_memory(self.matrices)
+        library.refuse_without_memory(self.matrices)
         weakref.finalize(self, code.release, self.matrices, ctypes.c_long(len(layers)))

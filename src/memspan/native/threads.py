@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from memspan.ops.native.compiler import refuse_without_memory
+from memspan.native.library import refuse_without_memory
 
 LEAST_WORK = 1 << 20
 """Multiplications of a thread at least: calling one costs some ten microseconds."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from memspan.ops.native import compiler
+from memspan.native import library
 
 pytestmark = pytest.mark.skipif(
     os.name != "posix" or shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler"
@@ -28,16 +28,16 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     source.parent.mkdir()
     source.write_text(SOURCE)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(compiler, "FLAGS", ("-fPIC",))
+    monkeypatch.setattr(library, "FLAGS", ("-fPIC",))
     monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("MEMSPAN_COMPILE", raising=False)
-    monkeypatch.setattr(compiler, "functions", compiler.functions.__wrapped__)
-    compiler._say.cache_clear()
+    monkeypatch.setattr(library, "functions", library.functions.__wrapped__)
+    library._say.cache_clear()
     return tmp_path / "cache" / f"code-{os.geteuid()}"
 
 
 def answer() -> int | None:
-    code = compiler.functions(Path("small/compiled.c").resolve(), torch.float32, False)
+    code = library.functions(Path("small/compiled.c").resolve(), torch.float32, False)
     return None if code is None else code.answer()
 
 
@@ -45,7 +45,7 @@ def test_compiled_once_and_said(cache: Path, capfd: pytest.CaptureFixture[str]) 
     assert answer() == 42
     assert "compiling small/compiled.c" in capfd.readouterr().err
     assert (cache.stat().st_mode & 0o777) == 0o700
-    compiler._say.cache_clear()
+    library._say.cache_clear()
     assert answer() == 42
     assert capfd.readouterr().err == ""
 
@@ -80,7 +80,7 @@ def test_nothing_of_the_current_folder_is_linked() -> None:
     Path("evil.c").write_text("int evil_is_linked(){return 1;}")
     subprocess.run(["cc", "-fPIC", "-c", "evil.c", "-o", "evil.o"], check=True)
     Path("libgcc_s.so.1").write_text(f"INPUT({Path('evil.o').resolve()})")
-    code = compiler.functions(Path("small/compiled.c").resolve(), torch.float32, False)
+    code = library.functions(Path("small/compiled.c").resolve(), torch.float32, False)
     assert code is not None
     assert not hasattr(code, "evil_is_linked")
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from memspan.errors import MemspanError
-from memspan.ops.native import threads
-from memspan.ops.native.threads import in_shares
+from memspan.native import threads
+from memspan.native.threads import in_shares
 
 
 @pytest.fixture(autouse=True)
