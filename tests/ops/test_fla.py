@@ -1,12 +1,13 @@
 """Arguments and results of fla's kernels. The kernels need a GPU and are not tested.
 
-In their place are functions with the signatures of fla 0.5.2 that compute with our reference.
+In their place are functions with the signatures of fla 0.5.2 and 0.6.0 that compute with our reference.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from types import ModuleType
 
 import pytest
@@ -22,6 +23,12 @@ from memspan.ops.fast_weights.rules import Chunking, RuleInputs, delta_rule, sum
 Calls = list[dict[str, Tensor]]
 
 
+def by_reference(heads: list[Tensor], before: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs and memory after ``heads``: queries, keys, values, beta and a decay if there is one."""
+    q, k, v, beta, *decay = heads
+    return reference.run(RuleInputs(q, k, v, beta, before, None, Chunking(), *decay))
+
+
 def kernel(calls: Calls, decays: bool) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """One of fla's two functions, which lists what it was called with: nothing was converted."""
 
@@ -35,6 +42,7 @@ def kernel(calls: Calls, decays: bool) -> Callable[..., tuple[Tensor, Tensor | N
         scale: float | None = None,
         initial_state: Tensor | None = None,
         output_final_state: bool = False,
+        cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         assert q.dtype == k.dtype == v.dtype == torch.bfloat16
         assert q.shape == k.shape
@@ -46,8 +54,18 @@ def kernel(calls: Calls, decays: bool) -> Callable[..., tuple[Tensor, Tensor | N
         calls.append({"q": q, "v": v})
         q = q * (k.shape[-1] ** -0.5 if scale is None else scale)
         heads = [t.float().transpose(1, 2) for t in (q, k, v, beta)]
-        decay = None if g is None else g.transpose(1, 2)
-        y, after = reference.run(RuleInputs(*heads, initial_state, None, Chunking(), decay))
+        if g is not None:
+            heads.append(g.transpose(1, 2))
+        if cu_seqlens is None:
+            read = [by_reference(heads, initial_state)]
+        else:
+            assert len(q) == 1
+            assert cu_seqlens.dtype == torch.int64
+            bounds = cu_seqlens.tolist()
+            sequences = zip(pairwise(bounds), initial_state.split(1), strict=True)
+            read = [by_reference([t[:, :, a:b] for t in heads], w) for (a, b), w in sequences]
+        y = torch.cat([part for part, _ in read], 2)
+        after = torch.cat([memory for _, memory in read])
         return y.transpose(1, 2).to(v.dtype), after if output_final_state else None
 
     return run
@@ -84,16 +102,27 @@ def to_float32(given: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: t.float() for name, t in given.items()}
 
 
+def some_starts() -> Tensor:
+    """Documents that start at the first token, within a row, side by side and at the last."""
+    starts = torch.zeros(3, 7, dtype=torch.bool)
+    starts[0, [0, 3, 4]] = True
+    starts[2, 6] = True
+    return starts
+
+
+@pytest.mark.parametrize("starts", [None, some_starts()], ids=["one", "documents"])
 @pytest.mark.parametrize("key_heads", [2, 4])
 @pytest.mark.parametrize("decay", [True, False])
-def test_layouts_scale_and_memory(calls: Calls, decay: bool, key_heads: int) -> None:
+def test_layouts_scale_and_memory(
+    calls: Calls, decay: bool, key_heads: int, starts: Tensor | None
+) -> None:
     """Outputs, the memory after and every gradient are those of the reference in float32."""
     given = tensors(decay, key_heads)
     sides = []
     for run in ("fla", "reference"):
         leaves = {name: t.clone().requires_grad_() for name, t in given.items()}
         own = leaves if run == "fla" else to_float32(leaves)
-        y, after = delta_rule(**own, implementation=run)
+        y, after = delta_rule(**own, implementation=run, starts=starts)
         assert after.dtype == torch.float32
         total = y.float().sin().sum() + after.sin().sum()
         sides.append([y, after, *torch.autograd.grad(total, list(leaves.values()))])
@@ -102,9 +131,18 @@ def test_layouts_scale_and_memory(calls: Calls, decay: bool, key_heads: int) -> 
         # Our rounding of an output is all that differs.
         assert_same(a.float(), b.float(), 1e-6 if name == "after" else 2e-2, name)
     (call,) = calls
-    # By token, then by head.
-    assert call["q"].shape == (3, 7, 4, 5)
-    assert call["v"].shape == (3, 7, 4, 6)
+    # By token, then by head; documents of all rows in one.
+    rows = (3, 7) if starts is None else (1, 21)
+    assert call["q"].shape == (*rows, 4, 5)
+    assert call["v"].shape == (*rows, 4, 6)
+
+
+def test_a_spoilt_memory_does_not_reach_a_new_document(calls: Calls) -> None:
+    given = tensors()
+    given["weights"][0] = torch.nan
+    y, after = delta_rule(**given, implementation="fla", starts=some_starts())
+    assert y.isfinite().all()
+    assert after.isfinite().all()
 
 
 def test_it_is_never_chosen_by_itself(calls: Calls) -> None:

@@ -12,6 +12,7 @@ from functools import cache
 from importlib.util import find_spec
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from memspan.ops.fast_weights.rules import RuleInputs
@@ -26,8 +27,6 @@ def obstacle(inputs: RuleInputs) -> str | None:
     rounded = (inputs.q, inputs.k, inputs.v)
     if inputs.beta is None:
         return "has no sum rule: use chunked"
-    if inputs.starts is not None:
-        return "does not know where documents start: use chunked"
     if any(t.device.type != DEVICE for t in inputs.tensors()):
         return "needs CUDA: use compiled or chunked"
     if not _installed():
@@ -62,13 +61,42 @@ def run(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
     if inputs.log_decay is not None:
         rule = chunk_gated_delta_rule
         given["g"] = inputs.log_decay
+    given = {name: tensor.transpose(1, 2) for name, tensor in given.items()}
+    if inputs.starts is None:
+        y, after = rule(**given, scale=1.0, initial_state=inputs.weights, output_final_state=True)
+        return y.transpose(1, 2), after
+    sequences = _Sequences(inputs.starts)
     y, after = rule(
-        **{name: tensor.transpose(1, 2) for name, tensor in given.items()},
+        **{name: tensor.flatten(0, 1)[None] for name, tensor in given.items()},
         scale=1.0,
-        initial_state=inputs.weights,
+        initial_state=sequences.memories_before(inputs.weights),
         output_final_state=True,
+        cu_seqlens=sequences.bounds,
     )
-    return y.transpose(1, 2), after
+    return y.view(given["v"].shape).transpose(1, 2), after[sequences.last]
+
+
+class _Sequences:
+    """Rows cut at ``starts [B, T]`` into N sequences that follow one another, as fla takes documents:
+    one row of all tokens, and a memory for each sequence."""
+
+    def __init__(self, starts: Tensor) -> None:
+        begins = starts.clone()
+        begins[:, 0] = True
+        self.bounds = F.pad(begins.flatten().nonzero().flatten(), (0, 1), value=begins.numel())
+        """Where each begins, and the end: ``[N + 1]``."""
+        counts = begins.sum(1)
+        self.last = counts.cumsum(0) - 1
+        """The last sequence of each row, ``[B]``."""
+        self._first = self.last - counts + 1
+        self._anew = starts[:, 0]
+
+    def memories_before(self, weights: Tensor) -> Tensor:
+        """``weights [B, ...]`` before the first sequence of a row, unless a document starts there too,
+        and zeros before the others: ``[N, ...]``."""
+        memories = weights.new_zeros(len(self.bounds) - 1, *weights.shape[1:])
+        kept = weights.masked_fill(self._anew[:, None, None, None], 0)
+        return memories.index_copy(0, self._first, kept)
 
 
 @cache
