@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help demo test test-rest test-all smoke newest oldest check package docs docs-read docs-test figures house journeys bench bench-learning gpu chaos fuzz constraints soak clean
+.PHONY: help native demo test test-rest test-all smoke newest oldest check package docs docs-read docs-test figures house journeys bench bench-learning gpu chaos fuzz constraints soak clean
 help: ## list the targets
 	@grep -E '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
@@ -14,13 +14,21 @@ help: ## list the targets
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e ./packages/statelaws
 	touch $@
 
-demo: .venv ## train a small Transformer-XL, score it and show what it writes (two minutes)
+C := $(wildcard src/memspan/native/*.[ch] src/memspan/ops/*/*.[ch]) hatch_build.py
+LIBRARIES := src/memspan/native/built/digests.json
+
+# An editable install has compiled them, too: they are older than what has changed since.
+native: $(LIBRARIES) ## compile the C that has changed; most targets that need it do so first
+$(LIBRARIES): $(C)
+	$(PYTHON) hatch_build.py
+
+demo: .venv native ## train a small Transformer-XL, score it and show what it writes (two minutes)
 	$(BIN)/memspan train $(ARGS)
 
-test: .venv ## run the tests, but for test-rest and what needs the libraries that memspan works with
+test: .venv native ## run the tests, but for test-rest and what needs the libraries that memspan works with
 	$(BIN)/pytest -n 2 -m 'not hardening and not processes and not journeys' $(ARGS)
 
-test-rest: .venv ## run the tests with hostile files, bad input, changed modules, several processes
+test-rest: .venv native ## run the tests with hostile files, bad input, changed modules, several processes
 	$(BIN)/pytest -n 2 -m '(hardening or processes) and not journeys' $(ARGS)
 
 .full-venv: .full-venv/.installed
@@ -30,10 +38,10 @@ test-rest: .venv ## run the tests with hostile files, bad input, changed modules
 	.full-venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,all]' -e ./packages/statelaws
 	touch $@
 
-test-all: .full-venv ## run the whole test suite, with all extras
+test-all: .full-venv native ## run the whole test suite, with all extras
 	.full-venv/bin/pytest -n 2 $(ARGS)
 
-smoke: .full-venv ## run a few tests of what needs other libraries (a minute)
+smoke: .full-venv native ## run a few tests of what needs other libraries (a minute)
 	.full-venv/bin/pytest -m smoke tests/integrations $(ARGS)
 
 newest: ## run tests/integrations with the newest versions of all libraries but torch (minutes)
@@ -56,7 +64,7 @@ oldest: ## run what depends on libraries most with the oldest versions that pypr
 	    tests/integrations/test_model.py tests/integrations/test_export.py \
 	    tests/integrations/test_standard_scripts.py $(ARGS)
 
-journeys: .full-venv ## run every journey of a run, a verb and a text, as before a release (minutes)
+journeys: .full-venv native ## run every journey of a run, a verb and a text, as before a release (minutes)
 	.full-venv/bin/pytest -n 2 -m '' tests/journeys tests/integrations/test_travel.py $(ARGS)
 
 check: .venv ## lint, format, types, import contract, workflows
@@ -95,20 +103,20 @@ house: .venv ## draw docs/house.svg anew: the rooms of the package and their lin
 docs-test: docs ## look at the built site in headless Chromium, which must be installed
 	PYTHONPATH=docs .docs-venv/bin/pytest -q -o addopts= docs/browser $(ARGS)
 
-bench: ## measure speed and memory against peers, in an environment of its own
+bench: native ## measure speed and memory against peers, in an environment of its own
 	PYTHON=$(PYTHON) sh benchmarks/environment.sh
 	.bench-venv/bin/python benchmarks/throughput.py $(ARGS)
 
-bench-learning: .venv ## measure learning on Tiny Shakespeare against a plain GPT
+bench-learning: .venv native ## measure learning on Tiny Shakespeare against a plain GPT
 	$(BIN)/python benchmarks/memory_worth.py --models gpt transformer-xl --sides carried $(ARGS)
 
 gpu: .venv ## run laws, golden tests and benchmarks on a GPU; where there is none, say so and fail
 	$(BIN)/python benchmarks/gpu.py $(ARGS)
 
-chaos: .venv ## kill, starve and damage training runs, and see what is left of them (minutes)
+chaos: .venv native ## kill, starve and damage training runs, and see what is left of them (minutes)
 	$(BIN)/python benchmarks/chaos.py $(ARGS)
 
-fuzz: .venv ## fuzz everything that is read; installs the extra fuzz (minutes)
+fuzz: .venv native ## fuzz everything that is read; installs the extra fuzz (minutes)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,fuzz]'
 	$(BIN)/python tests/fuzz.py $(ARGS)
 
@@ -124,7 +132,7 @@ constraints: ## write constraints.txt anew: today's versions of all that develop
 	mv .pin-venv/constraints.txt constraints.txt
 	rm -rf .pin-venv
 
-soak: .venv ## train, validate and generate in one process for half an hour: do memory and speed stay?
+soak: .venv native ## train, validate and generate in one process for half an hour: do memory and speed stay?
 	$(BIN)/python benchmarks/soak.py $(ARGS)
 
 clean: ## remove the environments and caches

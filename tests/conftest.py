@@ -12,18 +12,17 @@ from pathlib import Path
 # on few cores took half of the suite's time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import hatch_build
 import hypothesis
 import pytest
 import torch
 
 import architectures
 import device
+import memspan
 import tiny_runs
 from memspan.lab.training import metrics
 from memspan.models.registry import MODELS
-from memspan.ops.fast_weights import compiled as delta_rule_loop
-from memspan.ops.feedback import compiled as feedback_loop
-from memspan.ops.relative_step import compiled as relative_step
 
 torch.set_num_threads(1)
 if device.CHOSEN is not None:
@@ -46,6 +45,12 @@ hypothesis.settings.register_profile(
     "thorough", parent=hypothesis.settings.get_profile("default"), max_examples=60
 )
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_sessionstart() -> None:
+    """Refuse to test old C."""
+    if hatch_build.stale(Path(memspan.__file__).parent):
+        pytest.exit("the C has changed since it was compiled: make native", returncode=2)
 
 
 @pytest.fixture(autouse=True)
@@ -74,9 +79,6 @@ def own_folders(
 ) -> Path:
     """A cache, a working folder and a ``sys.path`` of the test's own; no plots unless it is marked
     ``plots``."""
-    # Loops in C are compiled once for all tests, not in a cache of this one's own.
-    for loop in (delta_rule_loop, feedback_loop, relative_step):
-        loop.available(torch.zeros(()))
     monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(tmp_path)

@@ -26,11 +26,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "dropout-gelu": {"dropout": 0.3, "activation": "gelu", "projections": "per-layer"},
     "attention-dropout": {"attention_dropout": 0.4, "memory_length": 3, "memory_vector": "mean"},
 }
-needs_a_compiler = pytest.mark.skipif(
-    not feedback_loop.available(torch.zeros(())), reason="no C compiler"
+needs_the_loops = pytest.mark.skipif(
+    not feedback_loop.available(torch.zeros(())), reason="no loops in C"
 )
 fast = pytest.mark.parametrize(
-    "implementation", ["fused", pytest.param("compiled", marks=needs_a_compiler)]
+    "implementation", ["fused", pytest.param("compiled", marks=needs_the_loops)]
 )
 
 

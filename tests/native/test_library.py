@@ -1,141 +1,132 @@
-"""The cache of compiled code: what is loaded is what this user built, and what goes wrong is said."""
+"""The libraries in C: which one is loaded, and what is said where one is missing or unusable."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from memspan.native import library
+import memspan
+from memspan.errors import MemspanError
+from memspan.models import Feedback, FeedbackConfig
+from memspan.native import library, threads
+from memspan.native.status import status
+from memspan.ops.fast_weights import compiled as delta_rule_loop
+from memspan.ops.fast_weights.rules import delta_rule
 
-pytestmark = pytest.mark.skipif(
-    os.name != "posix" or shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler"
-)
-SOURCE = (
-    "int answer(){return 42;} void prepare(){} void forward(){} void backward(){} void release(){}"
-)
+SOURCE = Path(memspan.__file__).parent / "ops" / "feedback" / "compiled.c"
+needs_libraries = pytest.mark.skipif(library.missing() is not None, reason="no loops in C")
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of its own, for C files that are compiled at once."""
-    source = tmp_path / "small" / "compiled.c"
-    source.parent.mkdir()
-    source.write_text(SOURCE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(library, "FLAGS", ("-fPIC",))
-    monkeypatch.setenv("MEMSPAN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("MEMSPAN_COMPILE", raising=False)
-    monkeypatch.setattr(library, "functions", library.functions.__wrapped__)
-    library._say.cache_clear()
-    return tmp_path / "cache" / f"code-{os.geteuid()}"
+def loaded_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("functions", "shares", "_say"):
+        monkeypatch.setattr(library, name, getattr(library, name).__wrapped__)
 
 
-def answer() -> int | None:
-    code = library.functions(Path("small/compiled.c").resolve(), torch.float32, False)
-    return None if code is None else code.answer()
+@pytest.fixture
+def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder in place of that of the libraries."""
+    monkeypatch.setattr(library, "BUILT", tmp_path)
+    return tmp_path
 
 
-def test_compiled_once_and_said(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert answer() == 42
-    assert "compiling small/compiled.c" in capfd.readouterr().err
-    assert (cache.stat().st_mode & 0o777) == 0o700
-    library._say.cache_clear()
-    assert answer() == 42
+def feedback_loops() -> object:
+    return library.functions(SOURCE, torch.float32, False)
+
+
+@pytest.mark.parametrize(
+    ("capability", "level"),
+    [("AVX512", "avx512"), ("AVX2", "avx2"), ("NO AVX", "baseline"), ("SVE256", "baseline")],
+)
+def test_the_level_follows_torchs(
+    capability: str, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert library.level() == level
+
+
+def _levels_here() -> list[str]:
+    """Folders of libraries that this processor runs."""
+    folders = ["baseline", "avx2", "avx512"]
+    below = folders[: folders.index(library.level()) + 1]
+    return [name for name in below if (library.BUILT / name).is_dir()]
+
+
+@pytest.mark.parametrize("level", _levels_here())
+@pytest.mark.parametrize("log_decay", [None, -torch.rand(2, 2, 70)])
+def test_every_level_agrees_with_the_reference(
+    level: str, log_decay: torch.Tensor | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "level", lambda: level)
+    q, k = torch.nn.functional.normalize(torch.randn(2, 2, 2, 70, 24), dim=-1)
+    v = torch.randn(2, 2, 70, 20)
+    beta = torch.rand(2, 2, 70)
+    given = (q, k, v, beta, torch.randn(2, 2, 24, 20))
+    results = [
+        delta_rule(*given, log_decay=log_decay, implementation=implementation)
+        for implementation in ("reference", "compiled")
+    ]
+    for expected, result in zip(*results, strict=True):
+        torch.testing.assert_close(result, expected)
+
+
+def test_without_libraries_nothing_is_said(built: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """PyTorch serves, and asking for the compiled loop says where to look."""
+    assert not delta_rule_loop.available(torch.zeros(()))
+    model = Feedback(FeedbackConfig(n_layers=1, d_model=8, n_heads=2, d_ff=8))
+    x = torch.randn(2, 3, 8)
+    assert torch.equal(model(x).hidden, model(x, implementation="fused").hidden)
+    with pytest.raises(MemspanError, match=r"needs a CPU.* loops in C.*memspan --version.*fused"):
+        model(x, implementation="compiled")
+    (built / "missing.txt").write_text("no C compiler\n")
+    assert status().startswith(
+        "loops in C: none, since memspan was installed without them (no C compiler). PyTorch's loops"
+    )
     assert capfd.readouterr().err == ""
 
 
-def _changed(path: Path) -> None:
-    content = path.read_bytes()
-    # In a new file: the old one is in use.
-    path.unlink()
-    path.write_bytes(content[:-1] + b"x")
-    path.chmod(0o700)
-
-
-@pytest.mark.parametrize(
-    ("suffix", "damage"), [(".so", _changed), (".so", Path.unlink), (".sha256", Path.unlink)]
-)
-def test_altered_libraries_are_built_anew(
-    cache: Path, suffix: str, damage: Callable[[Path], None]
+@needs_libraries
+@pytest.mark.parametrize("damage", ["empty", "text", "another machine's"])
+def test_an_unusable_library_is_reported(
+    damage: str, built: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert answer() == 42
-    built = next(cache.glob("*.so")).read_bytes()
-    damage(next(cache.glob(f"*{suffix}")))
-    # What a killed compilation leaves.
-    (cache / "tmpabc").mkdir()
-    (cache / ".x.so.99.tmp").write_text("")
-    assert answer() == 42
-    assert next(cache.glob("*.so")).read_bytes() == built
-    assert sorted(path.suffix for path in cache.iterdir()) == [".sha256", ".so"]
+    path = built / library.level() / "feedback-float.so"
+    path.parent.mkdir()
+    if damage == "another machine's":
+        content = bytearray((Path(library.__file__).parent / "built" / "shares.so").read_bytes())
+        # The machine in an ELF header, and the processor in a Mach-O's.
+        content[18] ^= 0x55
+        content[4] ^= 0x03
+        path.write_bytes(content)
+    else:
+        path.write_text("" if damage == "empty" else "not a library")
+    assert feedback_loops() is None
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1
+    assert "the loops in C cannot be loaded" in said
+    assert library.REMEDY in said
 
 
-def test_nothing_of_the_current_folder_is_linked() -> None:
-    """GNU's linker looks there first for what its own scripts name, such as libgcc_s.so.1."""
-    Path("evil.c").write_text("int evil_is_linked(){return 1;}")
-    subprocess.run(["cc", "-fPIC", "-c", "evil.c", "-o", "evil.o"], check=True)
-    Path("libgcc_s.so.1").write_text(f"INPUT({Path('evil.o').resolve()})")
-    code = library.functions(Path("small/compiled.c").resolve(), torch.float32, False)
-    assert code is not None
-    assert not hasattr(code, "evil_is_linked")
+@needs_libraries
+def test_the_status_names_level_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "level", lambda: "avx2")
+    monkeypatch.setattr(threads, "_parallel", lambda: (os.getpid(), 1))
+    assert status() == "loops in C: avx2, the threads of PyTorch's OpenMP"
+    monkeypatch.setattr(threads, "_parallel", lambda: (os.getpid(), None))
+    assert status() == "loops in C: avx2, one thread"
 
 
-def _open_to_others(cache: Path) -> None:
-    cache.mkdir(parents=True)
-    cache.chmod(0o777)
-
-
-def _of_another_user(cache: Path) -> None:
-    cache.mkdir(parents=True, mode=0o700)
-    if os.geteuid():
-        pytest.skip("only root can give a folder away")
-    os.chown(cache, 12345, -1)
-
-
-def _a_link(cache: Path) -> None:
-    (cache.parent / "elsewhere").mkdir(parents=True, mode=0o700)
-    cache.symlink_to("elsewhere")
-
-
-def _a_file(cache: Path) -> None:
-    cache.parent.write_text("")
-
-
-OWN_FOLDER = "set MEMSPAN_CACHE to a folder of your own"
-
-
-@pytest.mark.parametrize(
-    ("program", "spoil", "said"),
-    [
-        (None, _open_to_others, OWN_FOLDER),
-        (None, _of_another_user, OWN_FOLDER),
-        (None, _a_link, OWN_FOLDER),
-        (None, _a_file, OWN_FOLDER),
-        ("no-such-compiler", None, "there is no C compiler 'no-such-compiler'"),
-        ("false", None, "false fails (status 1)"),
-        ("true", None, "true fails (status 0)"),
-    ],
-)
-def test_a_failed_build_is_reported_once_and_leaves_nothing(
-    program: str | None,
-    spoil: Callable[[Path], None] | None,
-    said: str,
-    cache: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    if program is not None:
-        monkeypatch.setenv("CC", program)
-    if spoil is not None:
-        spoil(cache)
-    assert answer() is None
-    assert answer() is None
-    (line,) = (line for line in capfd.readouterr().err.splitlines() if "compiling" not in line)
-    assert said in line
-    assert "several times slower" in line
-    assert not cache.exists() or not list(cache.iterdir())
+@needs_libraries
+def test_nothing_is_written_beside_the_libraries(built: Path) -> None:
+    """They may lie on a file system that is read-only, or shared by different processors."""
+    shutil.copytree(Path(library.__file__).parent / "built", built, dirs_exist_ok=True)
+    before = sorted(built.rglob("*"))
+    for path in [built, *before]:
+        path.chmod(0o555)
+    assert feedback_loops() is not None
+    assert library.shares() is not None
+    assert sorted(built.rglob("*")) == before

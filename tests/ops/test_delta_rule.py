@@ -31,8 +31,8 @@ RULES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "gated": delta_rule,
     "sum": sum_rule,
 }
-NO_COMPILER = not compiled.available(torch.zeros(()))
-COMPILES = pytest.param("compiled", marks=pytest.mark.skipif(NO_COMPILER, reason="no C compiler"))
+NO_LOOPS = not compiled.available(torch.zeros(()))
+COMPILES = pytest.param("compiled", marks=pytest.mark.skipif(NO_LOOPS, reason="no loops in C"))
 every_rule = pytest.mark.parametrize("rule", RULES)
 fast = pytest.mark.parametrize("implementation", ["chunked", COMPILES])
 every = pytest.mark.parametrize("implementation", ["reference", "chunked", COMPILES])

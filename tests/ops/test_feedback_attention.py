@@ -23,7 +23,7 @@ from golden import assert_same
 from memspan.errors import MemspanError
 from memspan.models import Feedback, FeedbackMemory
 from memspan.models.feedback.config import FeedbackConfig
-from memspan.native import library, threads
+from memspan.native import threads
 from memspan.ops.feedback import compiled as feedback_loop
 from memspan.ops.feedback.attention import Distances, feedback_attention, span_mask
 
@@ -120,7 +120,7 @@ def test_fast_paths_at_an_ordinary_size(
     assert_reference(*of_ordinary_size(name, dtype), [21], implementation, tolerance)
 
 
-@pytest.mark.skipif(not feedback_loop.available(torch.zeros(())), reason="no C compiler")
+@pytest.mark.skipif(not feedback_loop.available(torch.zeros(())), reason="no loops in C")
 def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """In one thread, and with 7 rows and 6 pairs of a layer and a head in 2 and in 4."""
     monkeypatch.setattr(threads, "LEAST_WORK", 1)
@@ -185,18 +185,7 @@ def test_writing_over_the_output_changes_no_gradient() -> None:
 # ----- Which implementation, and what is refused
 
 
-def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch serves, and asking for the compiled loop says what is missing."""
-    monkeypatch.setattr(library, "functions", library.functions.__wrapped__)
-    monkeypatch.setenv("MEMSPAN_COMPILE", "0")
-    model = Feedback(FeedbackConfig(n_layers=1, d_model=8, n_heads=2, d_ff=8))
-    x = torch.randn(2, 3, 8)
-    assert torch.equal(model(x).hidden, model(x, implementation="fused").hidden)
-    with pytest.raises(MemspanError, match=r"needs a CPU.* C compiler"):
-        model(x, implementation="compiled")
-
-
-@pytest.mark.skipif(not feedback_loop.available(torch.zeros(())), reason="no C compiler")
+@pytest.mark.skipif(not feedback_loop.available(torch.zeros(())), reason="no loops in C")
 @pytest.mark.parametrize("failing", ["prepare", "forward", "backward", "position_gradients"])
 def test_the_compiled_loop_says_that_memory_is_full(
     failing: str, monkeypatch: pytest.MonkeyPatch

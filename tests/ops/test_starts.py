@@ -18,8 +18,8 @@ from memspan.ops.fast_weights.rules import Chunking, delta_rule, outer_product_r
 
 LENGTH = 150
 """Longer than the chunks, and than the intervals between two saved memories."""
-NO_COMPILER = not compiled.available(torch.zeros(()))
-COMPILES = pytest.param("compiled", marks=pytest.mark.skipif(NO_COMPILER, reason="no C compiler"))
+NO_LOOPS = not compiled.available(torch.zeros(()))
+COMPILES = pytest.param("compiled", marks=pytest.mark.skipif(NO_LOOPS, reason="no loops in C"))
 STARTS = torch.zeros(3, LENGTH, dtype=torch.bool)
 # None in the first row; in the last, two in one chunk, at the ends of intervals and at the very end.
 STARTS[1, [0, 70]] = True
@@ -82,7 +82,7 @@ def test_rules_read_each_document_alone(rule: str, implementation: str, recomput
     assert_as_alone(read, given, "weights", 2)
 
 
-@pytest.mark.skipif(NO_COMPILER, reason="no C compiler")
+@pytest.mark.skipif(NO_LOOPS, reason="no loops in C")
 @pytest.mark.parametrize("rule", ["delta", "sum"])
 def test_compiled_features_read_each_document_alone(rule: str) -> None:
     run, strengths = RULES[rule]

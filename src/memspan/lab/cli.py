@@ -31,7 +31,7 @@ usage: memspan VERB [OPTIONS]        memspan VERB --help explains every option
   data list          the named corpora
   data prepare NAME  download and tokenise a corpus now
 
-  --version          print the version
+  --version          print the version, and which loops in C are used
   --debug            show the traceback of an error
 """
 
@@ -110,7 +110,9 @@ def _dispatch(arguments: list[str]) -> None:
     if verb in ("-h", "--help"):
         print(USAGE, end="")
     elif verb == "--version":
-        print(f"memspan {__version__}")
+        from memspan.native.status import status
+
+        print(f"memspan {__version__}\n{status()}")
     elif verb in VERBS:
         from memspan.lab.commands.parsing import import_modules
 

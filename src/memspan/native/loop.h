@@ -21,7 +21,7 @@ typedef REAL Vector __attribute__((vector_size(32), aligned(sizeof(REAL)), may_a
 #define INLINE static inline __attribute__((always_inline))
 
 /* Otherwise the compiler loads it again for every use. */
-#ifdef __x86_64__
+#ifdef __AVX__
 #define KEEP(vector) __asm__("" : "+x"(vector))
 #else
 #define KEEP(vector)
