@@ -34,7 +34,7 @@ NOT_RUN = {
     r"make |pip install|PIP_EXTRA_INDEX_URL=": "installs, or runs this suite",
     r"cat .* \| memspan train --data.corpus -": "standard input: tests/commands has it",
     r"python -P -m memspan.lab.integrations.lm_eval": "test_lm_eval.py runs it",
-    r"memspan (train --help|data list|generate shakespeare)$": "of docs/install.md: run in other tests",
+    r"memspan (--version|train --help|data list|generate shakespeare)$": "other tests run them",
     r"memspan check ": "tests/commands/test_check.py and tests/integrations have it",
     r"memspan export runs/book --to transformers": "tests/integrations has it",
     r"python examples/(ppo|serve).py": "test_ppo.py and test_serve.py run them",

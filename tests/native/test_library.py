@@ -11,6 +11,7 @@ import torch
 
 import memspan
 from memspan.errors import MemspanError
+from memspan.lab.cli import main
 from memspan.models import Feedback, FeedbackConfig
 from memspan.native import library, threads
 from memspan.native.status import status
@@ -112,10 +113,15 @@ def test_an_unusable_library_is_reported(
 
 
 @needs_libraries
-def test_the_status_names_level_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_version_comes_with_level_and_threads(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(library, "level", lambda: "avx2")
     monkeypatch.setattr(threads, "_parallel", lambda: (os.getpid(), 1))
-    assert status() == "loops in C: avx2, the threads of PyTorch's OpenMP"
+    main(["--version"])
+    version, loops = capsys.readouterr().out.splitlines()
+    assert version == f"memspan {memspan.__version__}"
+    assert loops == "loops in C: avx2, the threads of PyTorch's OpenMP"
     monkeypatch.setattr(threads, "_parallel", lambda: (os.getpid(), None))
     assert status() == "loops in C: avx2, one thread"
 

@@ -206,7 +206,7 @@ def _lock(handle: int) -> bool:
 
 
 def cache_folder() -> Path:
-    """The folder of downloads, tokenised corpora and compiled loops, all of which can be made again.
+    """The folder of downloads and tokenised corpora, all of which can be made again.
 
     ``MEMSPAN_CACHE`` names it; otherwise it is in the system's own cache folder.
 

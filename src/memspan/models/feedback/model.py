@@ -158,7 +158,7 @@ class Feedback(FeedbackStep, Backbone[FeedbackMemory]):
         Args:
             implementation: ``reference``, the loop over tokens and layers; ``fused``, the same loop as
                 one autograd function of the weights, without learned spans; ``compiled``, that function
-                with its loops in C, on a CPU with a C compiler. None: the last that can run. That is
+                with its loops in C, on a CPU. None: the last that can run. That is
                 the reference where modules are not exactly those that the backbone was made with.
 
         Raises:

@@ -231,7 +231,7 @@ IMPLEMENTATIONS: dict[str, Implementation[RuleInputs, tuple[Tensor, Tensor]]] = 
     "fla": Implementation(_fla, _fla_obstacle, suits=lambda inputs: False),
     "reference": Implementation(_reference),
 }
-"""By preference. ``compiled``: the loop in C, on a CPU, in float32 or float64, with a C compiler.
+"""By preference. ``compiled``: the loop in C, on a CPU, in float32 or float64.
 ``chunked``: PyTorch, on any device. ``fla``: only by name, on CUDA, in bfloat16, never run there yet.
 ``reference``: plain autograd, for ``torch.func``, ``vmap`` and gradients of gradients.
 

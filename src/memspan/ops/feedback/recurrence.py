@@ -37,7 +37,7 @@ IMPLEMENTATIONS: dict[str, Implementation[Tensor, ModuleType]] = {
     "fused": Implementation(lambda x: steps),
 }
 """The modules that have both loops, ``prepare`` and ``backward``, and ``new_slots``, by preference.
-``compiled``: the loops in C, on a CPU, in float32 or float64, with a C compiler.
+``compiled``: the loops in C, on a CPU, in float32 or float64.
 ``fused``: the loops in PyTorch, on any device. The reference is ``Feedback``'s
 loop over ``models/feedback/layer.py``."""
 
