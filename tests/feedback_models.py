@@ -56,20 +56,27 @@ def memory_of(model: Feedback, kind: str, rows: int) -> FeedbackMemory:
 
 
 def everything(
-    model: Feedback, x: Tensor, memory: FeedbackMemory, cuts: list[int], implementation: Any
+    model: Feedback,
+    x: Tensor,
+    memory: FeedbackMemory,
+    cuts: list[int],
+    implementation: Any,
+    own: Tensor | float = 1,
+    **documents: Any,
 ) -> dict[str, Tensor]:
     """Outputs, the final memory, and the gradient of a random function of both, by name; dropout draws
-    the same in every call."""
+    the same in every call. ``documents``: ``starts`` and ``lengths``, where it is not cut; ``own``: 0
+    for padding."""
     x = x.clone().requires_grad_()
     start = memory.vectors.clone().requires_grad_()
     memory = FeedbackMemory(memory.tokens_seen, start, memory.length)
     torch.manual_seed(3)
     hidden = []
     for segment in x.split(cuts, 1):
-        out = model(segment, memory, implementation=implementation)
+        out = model(segment, memory, implementation=implementation, **documents)
         hidden.append(out.hidden)
         memory = out.memory
-    h = torch.cat(hidden, 1)
+    h = torch.cat(hidden, 1) * own
     generator = torch.Generator().manual_seed(9)
     loss = sum(
         (t * torch.randn(t.shape, generator=generator, dtype=t.dtype)).sum()

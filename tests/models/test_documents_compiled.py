@@ -52,7 +52,7 @@ def assert_one_graph(
 
 
 @pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("name", ["fast-delta", "gated"])
+@pytest.mark.parametrize("name", ["fast-delta", "gated", "feedback"])
 def test_documents_compile_as_one_graph(name: str, where: str) -> None:
     assert_one_graph(of_one_layer(name, torch.float64), WHERE[where], "eager", 1e-10)
 
@@ -71,5 +71,6 @@ def test_documents_and_padding_compile_as_one_graph(name: str) -> None:
     assert_one_graph(of_one_layer(name, torch.float64), WHERE["both"], "eager", 1e-10)
 
 
-def test_documents_compile_by_inductor() -> None:
-    assert_one_graph(of_one_layer("gated", torch.float32), WHERE["both"], "inductor", 1e-5)
+@pytest.mark.parametrize("name", ["gated", "feedback"])
+def test_documents_compile_by_inductor(name: str) -> None:
+    assert_one_graph(of_one_layer(name, torch.float32), WHERE["both"], "inductor", 1e-5)

@@ -103,7 +103,7 @@ def recurrence(s: Sizes) -> Given:
     return {
         "x": random(s.B, s.T, width),
         "old": random(s.B, 3, width),
-        "length": length,
+        "visible": length[:, None] + torch.arange(s.T),
         "span": 4,
         "weights": weights,
     }

@@ -23,6 +23,7 @@ from golden import assert_same
 from memspan.errors import MemspanError
 from memspan.models import Feedback, FeedbackMemory
 from memspan.models.feedback.config import FeedbackConfig
+from memspan.models.segments import padding_mask
 from memspan.native import threads
 from memspan.ops.feedback import compiled as feedback_loop
 from memspan.ops.feedback.attention import Distances, feedback_attention, span_mask
@@ -118,6 +119,81 @@ def test_fast_paths_at_an_ordinary_size(
     name: str, dtype: torch.dtype, tolerance: float, implementation: Any
 ) -> None:
     assert_reference(*of_ordinary_size(name, dtype), [21], implementation, tolerance)
+
+
+def starting(length: int, *columns: tuple[int, ...]) -> Tensor:
+    """Each row's starts: bool ``[B, T]``."""
+    starts = torch.zeros(len(columns), length, dtype=torch.bool)
+    for row, own in zip(starts, columns, strict=True):
+        row[[*own]] = True
+    return starts
+
+
+@fast
+@pytest.mark.parametrize("name", ["bias", "per-layer-gelu", "shortest", "dropout-post"])
+def test_fast_paths_equal_the_reference_with_documents(name: str, implementation: Any) -> None:
+    """With dropout, too, which draws the same in all. The next test finds the reference right."""
+    model = model_of(**OPTIONS[name])
+    starts = starting(26, (), (0, 7, 8), (3, 16, 25))
+    where = {"starts": starts, "lengths": torch.tensor([20, 26, 0]), "padding": "left"}
+    own = padding_mask(where["lengths"], 26, "left")[..., None]
+    given = (model, vectors(3, 26), memory_of(model, "rows", 3), [26])
+    found = everything(*given, implementation, own, **where)
+    for part, expected in everything(*given, "reference", own, **where).items():
+        assert_same(found[part], expected, 1e-9, part)
+
+
+@pytest.mark.parametrize("implementation", Feedback.implementations)
+@pytest.mark.parametrize("span", [5, 40])
+def test_documents_are_read_as_if_alone(implementation: str, span: int) -> None:
+    """Outputs, memory and all gradients, over several blocks of steps."""
+    starts = starting(32, (), (0, 20), (3, 4, 15, 16, 31))
+    model = model_of(memory_length=span, attention_bias=True)
+    memory = memory_of(model, "rows", 3)
+
+    def read(x: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+        start = FeedbackMemory(memory.tokens_seen, before, memory.length)
+        out = model(x, start, starts=starts, implementation=implementation)
+        return out.hidden, out.memory.vectors
+
+    def read_alone(x: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+        start = FeedbackMemory(memory.tokens_seen, before, memory.length)
+        hidden = []
+        after = []
+        for row, begins in enumerate(starts):
+            now = start.select([row])
+            parts = []
+            edges = sorted({0, *begins.nonzero().flatten().tolist(), x.shape[1]})
+            for low, high in itertools.pairwise(edges):
+                now = now.reset([bool(begins[low])])
+                out = model(x[[row], low:high], now, implementation=implementation)
+                parts.append(out.hidden)
+                now = out.memory
+            hidden.append(torch.cat(parts, 1))
+            after.append(now.vectors)
+        return torch.cat(hidden), torch.cat(after)
+
+    given = {"x": vectors(3, 32).requires_grad_(), "memory": memory.vectors.requires_grad_()}
+    leaves = given | dict(model.named_parameters())
+    found, wanted = (
+        [*out, *torch.autograd.grad(sum(t.square().sum() for t in out), [*leaves.values()])]
+        for out in (run(*given.values()) for run in (read, read_alone))
+    )
+    for part, ours, theirs in zip(["hidden", "after", *leaves], found, wanted, strict=True):
+        assert_same(ours, theirs, 1e-10, part)
+
+
+@pytest.mark.parametrize("implementation", Feedback.implementations)
+@torch.no_grad()
+def test_a_start_at_the_first_token_empties_a_spoilt_memory(implementation: str) -> None:
+    model = model_of()
+    memory = memory_of(model, "full", 2)
+    memory = memory.map(lambda t: t * torch.nan if t.is_floating_point() else t)
+    starts = starting(9, (0,), ())
+    out = model(vectors(2, 9), memory, starts=starts, implementation=implementation)
+    for found in (out.hidden, out.memory.vectors):
+        assert found[0].isfinite().all()
+        assert found[1].isnan().any()
 
 
 @pytest.mark.skipif(not feedback_loop.available(torch.zeros(())), reason="no loops in C")

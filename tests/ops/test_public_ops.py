@@ -48,7 +48,7 @@ def recurrence() -> dict[str, Any]:
     return {
         "x": torch.randn(B, T, D),
         "old": torch.randn(B, 3, D),
-        "length": torch.tensor([3, 1]),
+        "visible": torch.tensor([[3], [1]]) + torch.arange(T),
         "span": S,
         "weights": backbone.fold(S),
     }
@@ -122,10 +122,9 @@ MISTAKES: list[tuple[Operation, dict[str, Any], str]] = [
     (RECURRENCE, {"old": torch.randn(B, S + 1, D)}, "O at most the span 6"),
     (
         RECURRENCE,
-        {"length": torch.tensor([3.0, 1.0])},
-        r"length must be int64 \[2\] on cpu",
+        {"visible": torch.tensor([3, 1])},
+        r"visible must be int64 \[2, 4\] on cpu, not int64 \[2\]",
     ),
-    (RECURRENCE, {"length": torch.tensor([4, 1])}, r"length must lie in 0 .. 3"),
     (RECURRENCE, {"span": S + 1}, r"weights.position_keys must be .* a span of 7"),
     (RECURRENCE, with_weights(mix=torch.ones(2)), r"weights.mix must be \[3\]"),
     (RECURRENCE, with_weights(mix=torch.ones(3).double()), "mix is float64 and x float32"),

@@ -32,8 +32,8 @@ from memspan.models.known import known
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import STACK, schema_of
 from memspan.models.protocol import AttentionWeights, Backbone, BackboneReader
-from memspan.models.segments import read_in_pieces
-from memspan.nn import dropout_layer
+from memspan.models.segments import Documents, Padding, read_whole
+from memspan.nn import count_after, dropout_layer, without_padding
 from memspan.ops.feedback import compiled as feedback_loop
 from memspan.ops.feedback.buffers import FoldedWeights
 from memspan.ops.feedback.dropout import NO_DROPOUT, Dropout, draw
@@ -73,6 +73,7 @@ class Feedback(FeedbackStep, Backbone[FeedbackMemory]):
     """
 
     memory_type = FeedbackMemory
+    knows_documents = True
     implementations = ("reference", *IMPLEMENTATIONS)
     config: FeedbackConfig
     tables = ("position_keys", "position_scores")
@@ -150,8 +151,10 @@ class Feedback(FeedbackStep, Backbone[FeedbackMemory]):
         x: Tensor,
         memory: FeedbackMemory | None = None,
         *,
+        starts: Tensor | None = None,
+        lengths: Tensor | None = None,
+        padding: Padding = "right",
         implementation: str | None = None,
-        **options: Any,
     ) -> BackboneOutput[FeedbackMemory]:
         """Read a segment, see :meth:`memspan.models.Backbone.forward`.
 
@@ -164,13 +167,10 @@ class Feedback(FeedbackStep, Backbone[FeedbackMemory]):
         Raises:
             MemspanError: the memory has other sizes; the implementation does not exist or cannot run.
         """
-        if memory is None and not any(isinstance(option, Tensor) for option in options.values()):
-            refuse_unknown_implementation(implementation, self.implementations)
-            # No slot is in use; to count them would wait for a device, or break a compiled graph.
-            read = partial(self.read_piece, implementation=implementation, n_old=0)
-            out = read_in_pieces(read, x, self.initial_memory(x.shape[0]), None, None)
-        else:
-            out = super().forward(x, memory, implementation=implementation, **options)
+        refuse_unknown_implementation(implementation, self.implementations)
+        before = self.initial_memory(x.shape[0]) if memory is None else memory
+        read: Any = partial(self.read_piece, implementation=implementation, is_empty=memory is None)
+        out = read_whole(read, x, before, starts, lengths, padding)
         return replace(out, auxiliary_loss=self.span_penalty()) if x.numel() else out
 
     def read_piece(
@@ -178,29 +178,32 @@ class Feedback(FeedbackStep, Backbone[FeedbackMemory]):
         x: Tensor,
         memory: FeedbackMemory,
         implementation: str | None,
-        n_old: int | None = None,
+        documents: Documents | None = None,
+        is_empty: bool = False,
     ) -> BackboneOutput[FeedbackMemory]:
+        """See :meth:`Backbone.read_piece`. ``is_empty``: no slot of the memory is in use; to find that
+        out would wait for a device, or break a compiled graph."""
         fuses = self.can_fuse() and self.is_as_made()
         if implementation in IMPLEMENTATIONS and not fuses:
             raise MemspanError(
                 f"the {implementation} implementation supports neither adaptive spans nor changed "
                 "modules, such as hooks and adapters: drop them, or use the reference"
             )
-        n_old = _slots_in_use(memory) if n_old is None else n_old
+        if documents is not None and documents.begins is not None:
+            # What is not finite must not stay: a weight of 0 times NaN is NaN.
+            memory = memory.reset(documents.begins[:, 0])
+        n_old, rows_alike = (0, True) if is_empty else _slots_in_use(memory)
         x = self.dropout(x)
+        visible = None
+        if documents is not None or not rows_alike:
+            visible = tokens_seen_by(x, memory.length, documents)
         if implementation == "reference" or not fuses:
-            h, vectors = self._reference(x, memory, self._draw(x, memory, n_old))
+            h, vectors = self._reference(x, memory, visible, self._draw(x, memory, n_old))
         else:
-            h, vectors = self.through(self._fused, x, memory, n_old, implementation)
-        span = memory.vectors.shape[1]
-        n_new = x.shape[1]
-        newest = [memory.vectors[:, n_new:].to(vectors.dtype), vectors[:, max(0, n_new - span) :]]
-        memory = FeedbackMemory(
-            tokens_seen=memory.tokens_seen + n_new,
-            vectors=torch.cat(newest, 1),
-            length=(memory.length + n_new).clamp(max=span),
+            h, vectors = self.through(self._fused, x, memory, n_old, visible, implementation)
+        return BackboneOutput(
+            self.final_norm(h), _memory_after(memory, vectors, documents), h.new_zeros(())
         )
-        return BackboneOutput(self.final_norm(h), memory, h.new_zeros(()))
 
     def span_penalty(self) -> Tensor:
         """The penalty on learned spans, a scalar: ``adaptive_span`` times the spans in tokens, averaged
@@ -225,18 +228,18 @@ class Feedback(FeedbackStep, Backbone[FeedbackMemory]):
         self,
         x: Tensor,
         memory: FeedbackMemory,
+        visible: Tensor | None = None,
         kept: Dropout | None = None,
         attention_weights: list[Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The paper's loop over tokens: outputs and memory vectors, ``[B, T, D]`` each.
 
-        ``kept``: by dropout. ``attention_weights``: a list that receives each token's weights, layer
-        after layer.
+        ``visible``: of :func:`tokens_seen_by`, without documents by default. ``kept``: by dropout.
+        ``attention_weights``: a list that receives each token's weights, layer after layer.
         """
         span = memory.vectors.shape[1]
-        length = memory.length
+        counts = tokens_seen_by(x, memory.length) if visible is None else visible
         mix = self.mix()
-        slot = torch.arange(span, device=x.device)
         # Keys and values of each earlier token.
         past = [self.project(m) for m in memory.vectors.to(x.dtype).unbind(1)]
         masks = [layer.span_mask() for layer in self.stack()]
@@ -246,9 +249,9 @@ class Feedback(FeedbackStep, Backbone[FeedbackMemory]):
         vectors = []
 
         def read(t: int, x_t: Tensor, past: list[Projected]) -> tuple[Tensor, Tensor, Projected]:
-            visible = slot >= span - (length + t).clamp(max=span)[:, None]
+            slots = newest_slots(span, counts[:, t])
             kept_here = [factors.of_token(n, t, heads) for n in range(len(self.layers))]
-            return self.step(x_t, past, visible, mix, masks, kept_here, attention_weights)
+            return self.step(x_t, past, slots, mix, masks, kept_here, attention_weights)
 
         for t, x_t in enumerate(x.unbind(1)):
             out, vector, projected = self.through(read, t, x_t, past[-span:])
@@ -262,6 +265,7 @@ class Feedback(FeedbackStep, Backbone[FeedbackMemory]):
         x: Tensor,
         memory: FeedbackMemory,
         n_old: int,
+        visible: Tensor | None,
         implementation: str | None,
     ) -> tuple[Tensor, Tensor]:
         """The same as :meth:`_reference`, by one function over the whole segment."""
@@ -269,7 +273,7 @@ class Feedback(FeedbackStep, Backbone[FeedbackMemory]):
         return feedback_recurrence(
             x.to(self.dtype),
             memory.vectors[:, span - n_old :].to(self.dtype),
-            memory.length,
+            visible,
             span,
             self.fold(span),
             activation=self.config.activation,
@@ -354,8 +358,43 @@ class Feedback(FeedbackStep, Backbone[FeedbackMemory]):
             )
 
 
-def _slots_in_use(memory: FeedbackMemory) -> int:
-    """The most valid slots of any row, or all slots where counting would wait for the device."""
-    if can_look(memory.length):
-        return max(memory.length.tolist(), default=0)
-    return memory.vectors.shape[1]
+def _slots_in_use(memory: FeedbackMemory) -> tuple[int, bool]:
+    """The most valid slots of any row, and true if each row has as many; all slots, and false, where
+    counting would wait for the device."""
+    if not can_look(memory.length):
+        return memory.vectors.shape[1], False
+    lengths = memory.length.tolist()
+    return max(lengths, default=0), min(lengths, default=0) == max(lengths, default=0)
+
+
+def tokens_seen_by(x: Tensor, length: Tensor, documents: Documents | None = None) -> Tensor:
+    """Count the tokens of its document before each token of ``x [B, T, D]``, in the segment and in a
+    memory of ``length [B]`` slots: int64 ``[B, T]``. Padding sees none."""
+    if documents is None:
+        return length[:, None] + torch.arange(x.shape[1], device=length.device)
+    return documents.tokens_before(length).where(documents.own(), 0)
+
+
+def newest_slots(span: int, counts: Tensor) -> Tensor:
+    """Bool ``[B, S]``, true at each row's newest ``counts [B]`` of ``S`` slots."""
+    return torch.arange(span, device=counts.device) >= span - counts[:, None]
+
+
+def _memory_after(
+    memory: FeedbackMemory, vectors: Tensor, documents: Documents | None
+) -> FeedbackMemory:
+    """The memory after a segment whose tokens have the ``vectors [B, T, D]``."""
+    span = memory.vectors.shape[1]
+    n_new = vectors.shape[1]
+    before = memory.vectors.to(vectors.dtype)
+    length = count_after(memory.length, n_new, documents).clamp(max=span)
+    if documents is None:
+        newest = torch.cat([before[:, n_new:], vectors[:, max(0, n_new - span) :]], 1)
+    else:
+        newest = documents.newest(torch.cat([before, vectors], 1), span)
+        newest = without_padding(newest, newest_slots(span, length))
+    return FeedbackMemory(
+        tokens_seen=count_after(memory.tokens_seen, n_new, documents),
+        vectors=newest,
+        length=length,
+    )

@@ -5,7 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from memspan.models.feedback.model import Feedback, FeedbackMemory
+from memspan.models.feedback.model import (
+    Feedback,
+    FeedbackMemory,
+    newest_slots,
+    tokens_seen_by,
+)
 from memspan.models.in_place import BufferedReader
 from memspan.ops.feedback.recurrence import StreamingLoop
 from memspan.ops.feedback.steps import new_slots
@@ -92,10 +97,12 @@ class FeedbackReader(BufferedReader[FeedbackMemory]):
         valid = min(self._longest + self._n_read, self.span)
         # Rows of equal length need no mask: only their valid columns are read.
         equal = self._shortest + self._n_read >= valid
-        length = None if equal else to_device(self._length(), self._device)
+        visible = None
+        if not equal:
+            visible = tokens_seen_by(x, to_device(self._length(), self._device))
         kv = self._kv.narrow(3, self._end - valid, valid + n_new)
         read = self._by_layers if self._loop is None else self._loop.read
-        h, vectors = read(x, kv, length)
+        h, vectors = read(x, kv, visible)
         self._vectors[self._end : self._end + n_new] = vectors
         self._end += n_new
         self._n_read += n_new
@@ -103,20 +110,20 @@ class FeedbackReader(BufferedReader[FeedbackMemory]):
         # The loop's output is overwritten by the next call.
         return h.clone() if normed is h else normed
 
-    def _by_layers(self, x: Tensor, kv: Tensor, length: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _by_layers(self, x: Tensor, kv: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor]:
         """As :meth:`StreamingLoop.read`, for what that does not support: one token, by the reference's
         layers."""
         valid = kv.shape[3] - 1
-        visible = x.new_ones(self._batch, valid, dtype=torch.bool)
-        if length is not None:
-            visible = torch.arange(valid, device=x.device) >= valid - length[:, None]
+        slots = x.new_ones(self._batch, valid, dtype=torch.bool)
+        if visible is not None:
+            slots = newest_slots(valid, visible[:, 0])
         # [2, G, H * B, N, K] -> [2, G, B, H, N, K]
         past = kv[..., :-1, :].unflatten(2, (self._n_heads, self._batch)).transpose(2, 3)
         states = [x[:, 0]]
         with torch.autocast(x.device.type, enabled=False):
             for n, layer in enumerate(self.backbone.stack()):
                 keys, values = past[:, n if len(self.backbone.key) > 1 else 0].unbind(0)
-                states.append(layer(states[-1], keys, values, visible, self._span_masks[n]))
+                states.append(layer(states[-1], keys, values, slots, self._span_masks[n]))
             vector = torch.einsum("l,lbd->bd", self.backbone.mix(), torch.stack(states))[None]
             kv[..., -1:, :] = self._projected(vector)
         return states[-1][:, None], vector

@@ -13,8 +13,9 @@ from memspan.errors import MemspanError
 
 Buffers = dict[str, Tensor]
 """Weights, by the fields of :class:`FoldedWeights`; keys and values ``kv [2, G, H * B, O + T, K]``,
-compiled in memory width first; what :func:`new_buffers` makes; and the masks that a call has:
-those of :func:`masks_of_old_slots`, and ``kept_`` with a field of :class:`Dropout`."""
+compiled in memory width first; what :func:`new_buffers` makes; and what a call has: ``visible``,
+int64 ``[T, B]``, the number of newest slots that each row sees at each step, where not all see all; and
+``kept_`` with a field of :class:`Dropout`."""
 
 
 @dataclass(frozen=True)
@@ -192,16 +193,6 @@ def new_gradients(b: Buffers, d_out: Tensor, d_vectors: Tensor) -> Buffers:
         "d_projected": new(*steps[1:], b["memory"].shape[1]),
         "d_kv": torch.zeros_like(b["kv"]),
     }
-
-
-def masks_of_old_slots(length: Tensor, n_old: int, dtype: torch.dtype) -> Buffers:
-    """``additive_mask``, ``[B, O]``, which scores of memory slots are added to, and ``has_memory``,
-    ``[B]``: 1 for a row with any valid slot, else 0."""
-    absent = torch.arange(n_old, device=length.device) < (n_old - length)[:, None]
-    # Its exponential is zero, and it is finite: a row without tokens must not become NaN.
-    additive_mask = torch.zeros_like(absent, dtype=dtype)
-    additive_mask.masked_fill_(absent, torch.finfo(dtype).min / 4)
-    return {"additive_mask": additive_mask, "has_memory": (length > 0).to(dtype)}
 
 
 def by_slot(kv: Tensor, batch: int) -> Tensor:

@@ -17,7 +17,7 @@ typedef struct {
     /* FoldedWeights weights. All tensors are contiguous. */
     const REAL *query, *output, *inner, *outer, *memory, *query_bias, *position_keys, *position_scores,
         *inner_bias, *memory_bias, *mix, *gains, *biases;
-    const REAL *additive_mask, *has_memory; /* may be null */
+    const long *visible; /* [T, B]: the newest slots that a row sees at a step; null: all see all */
     /* What dropout keeps; null: all. */
     const unsigned char *kept_weights, *kept_attention, *kept_activated, *kept_feed_forward;
     REAL *streams, *queries, *attended, *activated, *vectors, *kv, *moments, *probabilities;
@@ -50,7 +50,7 @@ static void drop(REAL *restrict x, const unsigned char *restrict kept, REAL scal
 /* ----- What forward and backward share */
 
 typedef struct {
-    long low, n; /* the slots it attends to */
+    long low, n; /* the slots that any row may attend to */
     long at;     /* where its attention weights begin, [L, H * B, n] */
 } Step;
 
@@ -62,6 +62,12 @@ static Step *steps_of(const Loop *f) {
         at += f->n_layers * f->n_heads * f->batch * s[t].n;
     }
     return s;
+}
+
+/* The first slot that the row b attends to at step t. */
+static long first_seen(const Loop *f, Step step, long t, long b) {
+    long n = f->visible ? f->visible[t * f->batch + b] : step.n;
+    return step.low + step.n - (n < 0 ? 0 : n < step.n ? n : step.n);
 }
 
 /* The matrices, packed for products: sub-layer i has numbers 2 i and 2 i + 1; the last is memory's. */
@@ -241,19 +247,18 @@ static void read_slots(Share *s, long l, long t, long h, long b, const REAL *q) 
     long K = f->width, N = f->kv_stride, R = f->n_heads * f->batch, r = h * f->batch + b;
     long at = (f->groups > 1 ? l : 0) * R + r, lh = l * f->n_heads + h;
     Step step = s->steps[t];
-    REAL *p = f->probabilities + step.at + (l * R + r) * step.n;
-    const unsigned char *kept = kept_weights_at(f, t, l, r, step.n);
+    long low = first_seen(f, step, t, b), n = step.low + step.n - low;
+    REAL *p = f->probabilities + step.at + (l * R + r + 1) * step.n - n;
+    const unsigned char *kept = kept_weights_at(f, t, l, r, n);
     memcpy(f->queries + ((t * f->n_layers + l) * R + r) * K, q, K * sizeof(REAL));
-    memcpy(p, f->position_scores + (lh + 1) * f->span - step.n, step.n * sizeof(REAL));
-    add_rows(p, q, f->position_keys + (lh * K + 1) * f->span - step.n, f->span, K, step.n);
-    add_rows(p, q, f->kv + at * K * N + step.low, N, K, step.n);
-    if (f->additive_mask)
-        for (long j = step.low; j < f->n_old; j++)
-            p[j - step.low] += f->additive_mask[b * f->n_old + j];
-    softmax(p, step.n);
-    const REAL *values = f->kv + (f->groups * R + at) * K * N + step.low;
     memset(s->read, 0, K * sizeof(REAL));
-    add_dots(s->read, dropped(s, p, kept, step.n), values, N, K, step.n);
+    if (!n) return;
+    memcpy(p, f->position_scores + (lh + 1) * f->span - n, n * sizeof(REAL));
+    add_rows(p, q, f->position_keys + (lh * K + 1) * f->span - n, f->span, K, n);
+    add_rows(p, q, f->kv + at * K * N + low, N, K, n);
+    softmax(p, n);
+    const REAL *values = f->kv + (f->groups * R + at) * K * N + low;
+    add_dots(s->read, dropped(s, p, kept, n), values, N, K, n);
 }
 
 static void attention(Share *s, long l, long t) {
@@ -268,9 +273,7 @@ static void attention(Share *s, long l, long t) {
     for (long h = 0; h < H; h++)
         for (long i = 0; i < s->rows; i++) {
             read_slots(s, l, t, h, s->first + i, s->q + i * HK + h * K);
-            REAL has_memory = t == 0 && f->has_memory ? f->has_memory[s->first + i] : 1;
-            for (long k = 0; k < K; k++)
-                attended[i * (HK + 1) + h * K + k] = has_memory * s->read[k];
+            memcpy(attended + i * (HK + 1) + h * K, s->read, K * sizeof(REAL));
         }
     add_product(s, 2 * l, t, attended);
 }
@@ -417,17 +420,19 @@ static void back_read_slots(Share *s, long l, long t, long h, long b, const REAL
     long K = f->width, N = f->kv_stride, R = f->n_heads * f->batch, r = h * f->batch + b;
     long at = (f->groups > 1 ? l : 0) * R + r;
     Step step = s->steps[t];
-    const REAL *p = f->probabilities + step.at + (l * R + r) * step.n;
-    const unsigned char *kept = kept_weights_at(f, t, l, r, step.n);
-    REAL *ds = f->d_scores + step.at + (l * R + r) * step.n, sum = 0;
-    memset(ds, 0, step.n * sizeof(REAL));
-    add_rows(ds, d_o, f->kv + (f->groups * R + at) * K * N + step.low, N, K, step.n);
-    if (kept) drop(ds, kept, f->weights_scale, step.n);
-    for (long j = 0; j < step.n; j++) sum += p[j] * ds[j];
-    for (long j = 0; j < step.n; j++) ds[j] = p[j] * (ds[j] - sum);
-    add_dots(dq, ds, f->kv + at * K * N + step.low, N, K, step.n);
-    long table = ((l * f->n_heads + h) * K + 1) * f->span - step.n;
-    add_dots(dq, ds, f->position_keys + table, f->span, K, step.n);
+    long low = first_seen(f, step, t, b), n = step.low + step.n - low;
+    long weights = step.at + (l * R + r + 1) * step.n - n;
+    const REAL *p = f->probabilities + weights;
+    const unsigned char *kept = kept_weights_at(f, t, l, r, n);
+    REAL *ds = f->d_scores + weights, sum = 0;
+    memset(ds, 0, n * sizeof(REAL));
+    add_rows(ds, d_o, f->kv + (f->groups * R + at) * K * N + low, N, K, n);
+    if (kept) drop(ds, kept, f->weights_scale, n);
+    for (long j = 0; j < n; j++) sum += p[j] * ds[j];
+    for (long j = 0; j < n; j++) ds[j] = p[j] * (ds[j] - sum);
+    add_dots(dq, ds, f->kv + at * K * N + low, N, K, n);
+    long table = ((l * f->n_heads + h) * K + 1) * f->span - n;
+    add_dots(dq, ds, f->position_keys + table, f->span, K, n);
 }
 
 static void back_attention(Share *s, long l, long t) {
@@ -442,19 +447,22 @@ static void back_attention(Share *s, long l, long t) {
     }
     for (long h = 0; h < H; h++)
         for (long i = 0; i < n; i++) {
-            REAL has_memory = t == 0 && f->has_memory ? f->has_memory[s->first + i] : 1;
             REAL *d_o = s->d_read + ((t % BLOCK * f->n_layers + l) * H * n + h * n + i) * K;
-            for (long k = 0; k < K; k++) d_o[k] = has_memory * s->q[i * HK + h * K + k];
+            memcpy(d_o, s->q + i * HK + h * K, K * sizeof(REAL));
             back_read_slots(s, l, t, h, s->first + i, d_o, d_query + i * HK + h * K);
         }
     back_through_given(s, 2 * l, t, d_sum, d_query);
 }
 
-/* What step t adds to the gradients of the keys and values in the slots from .. to, for a row's head h. */
+/* What step t adds to the gradients of the keys and values in the slots from .. to that a row sees, for
+   its head h. */
 static void add_to_slots(Share *s, long t, long h, long i, long from, long to) {
     const Loop *f = s->f;
     long K = f->width, N = f->kv_stride, R = f->n_heads * f->batch, r = h * f->batch + s->first + i;
     Step step = s->steps[t];
+    long low = first_seen(f, step, t, s->first + i);
+    if (from < low) from = low;
+    if (from >= to) return;
     for (long l = 0; l < f->n_layers; l++) {
         long at = (f->groups > 1 ? l : 0) * R + r, slot = from - step.low;
         long weights = step.at + (l * R + r) * step.n + slot;
@@ -476,11 +484,8 @@ static void keys_and_values(Share *s, long t) {
     long last = first + BLOCK < f->steps ? first + BLOCK : f->steps;
     for (long h = 0; h < f->n_heads; h++)
         for (long i = 0; i < s->rows; i++) {
-            Step step = s->steps[t];
-            long from = border > step.low ? border : step.low, to = step.low + step.n;
-            if (from < to) add_to_slots(s, t, h, i, from, to);
-            for (long u = first; t == first && u < last; u++)
-                if (s->steps[u].low < border) add_to_slots(s, u, h, i, s->steps[u].low, border);
+            add_to_slots(s, t, h, i, border, s->steps[t].low + s->steps[t].n);
+            for (long u = first; t == first && u < last; u++) add_to_slots(s, u, h, i, 0, border);
         }
 }
 
@@ -513,12 +518,14 @@ int position_gradients(const Loop *f, long first, long end) {
     Step *steps = steps_of(f);
     for (long lh = first; steps && lh < end; lh++)
         for (long t = f->steps - 1; t >= 0; t--) {
-            long n = steps[t].n, r = lh % H * B, l = lh / H;
-            REAL *d_keys = f->d_position_keys + (lh * K + 1) * f->span - n;
-            REAL *d_scores = f->d_position_scores + (lh + 1) * f->span - n;
+            Step step = steps[t];
+            long r = lh % H * B, l = lh / H;
             for (long b = 0; b < B; b++) {
+                long n = step.low + step.n - first_seen(f, step, t, b);
+                REAL *d_keys = f->d_position_keys + (lh * K + 1) * f->span - n;
+                REAL *d_scores = f->d_position_scores + (lh + 1) * f->span - n;
                 const REAL *q = f->queries + ((t * L + l) * R + r + b) * K;
-                const REAL *ds = f->d_scores + steps[t].at + (l * R + r + b) * n;
+                const REAL *ds = f->d_scores + step.at + (l * R + r + b + 1) * step.n - n;
                 outer_product(d_keys, q, ds, f->span, K, n);
                 for (long j = 0; j < n; j++) d_scores[j] += ds[j];
             }

@@ -23,7 +23,7 @@ INTEGERS = (
 MATRICES = ("query", "output", "inner", "outer", "memory")
 POINTERS = (
     *MATRICES, "query_bias", "position_keys", "position_scores", "inner_bias", "memory_bias", "mix",
-    "gains", "biases", "additive_mask", "has_memory", "kept_weights", "kept_attention",
+    "gains", "biases", "visible", "kept_weights", "kept_attention",
     "kept_activated", "kept_feed_forward", "streams", "queries", "attended", "activated", "vectors",
     "kv", "moments", "probabilities", "sums", "before", "d_streams", "d_added", "d_inner",
     "d_query", "d_vectors", "d_projected", "d_kv", "d_position_keys", "d_position_scores",
@@ -52,7 +52,7 @@ def obstacle(like: Tensor) -> str | None:
 
 
 class _CompiledLoop:
-    """The loop for certain weights and sizes; ``kv`` and the masks of old slots come with each call.
+    """The loop for certain weights and sizes; ``kv`` and ``visible`` come with each call.
 
     All tensors but keys and values are contiguous, and live as long as this.
     """
@@ -89,7 +89,7 @@ class _CompiledLoop:
         self._products = sum(b[name].numel() for name in MATRICES)
 
     def forward(self, given: Buffers) -> None:
-        """Read, with ``kv`` and any masks of old slots among ``given``."""
+        """Read, with ``kv`` and any ``visible`` among ``given``."""
         self._see(given)
         self._in_shares(self._library.forward, self._weights)
 
@@ -106,8 +106,7 @@ class _CompiledLoop:
         loop.kv = kv.data_ptr()
         loop.kv_stride = kv.stride(-1)
         loop.n_old = kv.shape[3] - loop.steps
-        for name in ("additive_mask", "has_memory"):
-            setattr(loop, name, given[name].data_ptr() if name in given else None)
+        loop.visible = given["visible"].data_ptr() if "visible" in given else None
 
     def _in_shares(self, function: Any, *given: Any, total: int | None = None) -> None:
         """Call a function for its share of the rows, or of ``total`` others."""

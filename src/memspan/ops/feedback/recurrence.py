@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.library import custom_op
 
-from memspan.devices import can_look
 from memspan.errors import MemspanError
 from memspan.ops.feedback import compiled, steps
 from memspan.ops.feedback.buffers import (
@@ -24,7 +23,6 @@ from memspan.ops.feedback.buffers import (
     FoldedWeights,
     Options,
     by_slot,
-    masks_of_old_slots,
     new_buffers,
     new_gradients,
 )
@@ -45,7 +43,7 @@ loop over ``models/feedback/layer.py``."""
 def feedback_recurrence(
     x: Tensor,
     old: Tensor,
-    length: Tensor,
+    visible: Tensor | None,
     span: int,
     weights: FoldedWeights,
     *,
@@ -58,9 +56,10 @@ def feedback_recurrence(
 
     Args:
         x: ``[B, T, D]``.
-        old: memory vectors of the tokens before, ``[B, O, D]``, newest last, ``O`` at least the
-            largest ``length`` and at most ``span``.
-        length: int64 ``[B]``: how many of them each row has.
+        old: memory vectors of the tokens before, ``[B, O, D]``, newest last, ``O`` at most ``span``.
+        visible: int64 ``[B, T]``: the number of tokens just before it that each token sees, of the
+            segment and of ``old``; all ``span`` or that there are where it is larger (None:
+            everywhere). Where a document starts it is 0, and then it grows by one for each token.
         span: ``S``, the earlier tokens that a token attends to.
         weights: of the stack, folded.
         activation: ``relu`` or ``gelu``.
@@ -76,20 +75,19 @@ def feedback_recurrence(
             does not exist, or the latter cannot run; there is not enough memory.
     """
     check_name("activation", activation, "relu", "gelu")
-    _check(x, old, length, span, weights)
+    _check(x, old, visible, span, weights)
     if not x.shape[0]:
         # The results are as empty.
         choose(IMPLEMENTATIONS, implementation, x)
         return x.clone(), x.clone()
-    n_old = old.shape[1]
     kept = kept or NO_DROPOUT
     masks = {
         f"kept_{name}": mask
         for name, mask in zip(Dropout._fields, kept, strict=True)
         if isinstance(mask, Tensor)
     }
-    if n_old and not _all_have(length, n_old):
-        masks |= masks_of_old_slots(length, n_old, x.dtype)
+    if visible is not None:
+        masks["visible"] = visible.t().contiguous()
     options = Options(span, activation, eps, weights.norms_memory, kept.weights_scale, kept.scale)
     with torch.autocast(x.device.type, enabled=False):
         if weights.norms_memory:
@@ -106,7 +104,9 @@ def feedback_recurrence(
     return out.transpose(0, 1), vectors.transpose(0, 1)
 
 
-def _check(x: Tensor, old: Tensor, length: Tensor, span: int, weights: FoldedWeights) -> None:
+def _check(
+    x: Tensor, old: Tensor, visible: Tensor | None, span: int, weights: FoldedWeights
+) -> None:
     """Raise :class:`MemspanError` where a segment, its memory and the weights do not go together."""
     check_together(True, x=x, old=old, **weights.tensors())
     weights.check(span)
@@ -123,27 +123,13 @@ def _check(x: Tensor, old: Tensor, length: Tensor, span: int, weights: FoldedWei
             f"the memory vectors must be [{x.shape[0]}, O, {d_model}], O at most the span {span}, not "
             f"{[*old.shape]}"
         )
-    if length.dtype != torch.int64 or length.shape != (x.shape[0],) or length.device != x.device:
+    if visible is None:
+        return
+    if visible.dtype != torch.int64 or visible.shape != x.shape[:2] or visible.device != x.device:
         raise MemspanError(
-            f"length must be int64 [{x.shape[0]}] on {x.device}, not "
-            f"{str(length.dtype).removeprefix('torch.')} {[*length.shape]} on {length.device}"
+            f"visible must be int64 {[*x.shape[:2]]} on {x.device}, not "
+            f"{str(visible.dtype).removeprefix('torch.')} {[*visible.shape]} on {visible.device}"
         )
-    if (
-        can_look(length)
-        and x.shape[0]
-        and not 0 <= int(length.min()) <= int(length.max()) <= len(old[0])
-    ):
-        raise MemspanError(
-            f"length must lie in 0 .. {len(old[0])}, the memory vectors that there are, not "
-            f"{int(length.min())} .. {int(length.max())}"
-        )
-
-
-def _all_have(length: Tensor, n_old: int) -> bool:
-    """True if every row has ``n_old`` slots, as far as that is known without waiting for a device."""
-    if torch.compiler.is_compiling() or length.device.type != "cpu":
-        return False
-    return bool((length >= n_old).all())
 
 
 class _Recurrence(torch.autograd.Function):
@@ -183,11 +169,11 @@ def _forward(loops: ModuleType, options: Options, b: Buffers) -> Buffers:
     b |= new_buffers(b, options, n_steps, batch, n_old)
     b["kv"] = loops.new_slots(x, groups, n_heads * batch, n_old + n_steps, width)
     b["streams"][0] = x
+    # A token that attends to nothing: that sub-layer adds zero, its bias included.
+    if "visible" in b:
+        b["attended"][..., -1] = b["visible"] > 0
     if n_old == 0:
-        # The first token attends to nothing: that sub-layer adds zero, its bias included.
         b["attended"][:, 0] = 0
-    elif "has_memory" in b:
-        b["attended"][:, 0, :, -1] = b["has_memory"]
     old = old.view(n_old, batch, 2, groups, n_heads, width)
     by_slot(b["kv"][..., :n_old, :], batch).copy_(old)
     loops.prepare(b, options)(b)
@@ -265,16 +251,16 @@ class StreamingLoop:
         self.batch = batch
         self._buffers: Buffers | None = None
         self._forward: Callable[[Buffers], None]
-        # True if the last call had rows of different length.
+        # True if not every token of the last call saw all.
         self._masked = False
 
-    def read(self, x: Tensor, kv: Tensor, length: Tensor | None) -> tuple[Tensor, Tensor]:
+    def read(self, x: Tensor, kv: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor]:
         """Read ``x [B, T, D]``; its keys and values are written to the last slots.
 
         Args:
             kv: ``[2, G, H * B, O + T, K]``, part of ``new_slots``: the slots that the first token may
                 see, and those of the segment.
-            length: int64 ``[B]``: how many of the ``O`` slots a row has (None: all).
+            visible: as that of :func:`feedback_recurrence`.
 
         Returns:
             The last layer's output ``[B, T, D]`` and the memory vectors ``[T, B, D]``, until the next
@@ -282,17 +268,17 @@ class StreamingLoop:
         """
         n_steps = x.shape[1]
         given: Buffers = {"kv": kv}
-        if length is not None:
-            given |= masks_of_old_slots(length, kv.shape[3] - n_steps, x.dtype)
+        if visible is not None:
+            given["visible"] = visible.t().contiguous()
         if self._buffers is None or len(self._buffers["vectors"]) != n_steps:
             # As large as calls become.
             sizes = (n_steps, self.batch, self.options.span)
             buffers = self.weights | new_buffers(self.weights, self.options, *sizes)
             self._forward = self.loops.prepare(buffers, self.options)
             self._buffers = buffers
-        if self._masked or length is not None:
-            self._buffers["attended"][:, 0, :, -1] = given.get("has_memory", 1)
-        self._masked = length is not None
+        if self._masked or visible is not None:
+            self._buffers["attended"][..., -1] = 1 if visible is None else given["visible"] > 0
+        self._masked = visible is not None
         self._buffers["streams"][0] = x.transpose(0, 1)
         self._forward(given)
         return self._buffers["streams"][-1].transpose(0, 1), self._buffers["vectors"]

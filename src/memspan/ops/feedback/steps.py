@@ -60,13 +60,12 @@ class _Loop:
         return [[None] * self.n_steps] * self.n_layers if x is None else _views(x)
 
     def see(self, given: Buffers) -> None:
-        """Set keys and values, and the masks of old slots."""
+        """Set keys and values, and the number of slots that rows see."""
         self.kv = given["kv"]
         self.n_old = given["kv"].shape[3] - self.n_steps
-        self.additive_mask = given.get("additive_mask")
-        self.has_memory = given.get("has_memory")
-        # For each step: the number of slots it sees, its attention weights and their dropout factors,
-        # [L, H * B, 1, n].
+        self.visible = given.get("visible")
+        # For each step: the slots that any row may see, its attention weights and their dropout
+        # factors, [L, H * B, 1, n].
         self.n_keys = [min(self.options.span, self.n_old + t) for t in range(self.n_steps)]
         rows = self.n_heads * self.batch
         sizes = [self.n_layers * rows * n for n in self.n_keys]
@@ -79,7 +78,8 @@ class _Loop:
 
     def look_back(self, t: int) -> None:
         """Cut what a step attends to, layer by layer: keys and values ``[H * B, n, K]``, of the
-        position tables ``[H, K, n]`` and ``[H, 1, n]``, weights ``p [H * B, 1, n]``, factors."""
+        position tables ``[H, K, n]`` and ``[H, 1, n]``, weights ``p [H * B, 1, n]``, factors; and what
+        each row does not see of it, ``[B, n]``."""
         n_keys = self.n_keys[t]
         factors = self.weight_factors[t]
         first = self.options.span - n_keys
@@ -90,11 +90,15 @@ class _Loop:
         self.table_scores = self.b["position_scores"].narrow(3, first, n_keys).unbind(0)
         self.p = self.weights[t].unbind(0)
         self.factors = [None] * self.n_layers if factors is None else factors.unbind(0)
+        if self.visible is not None:
+            unseen = n_keys - self.visible[t, :, None]
+            self.hidden = torch.arange(n_keys, device=unseen.device) < unseen
+            self.sees_any = self.visible[t, :, None] > 0
 
 
 def prepare(buffers: Buffers, options: Options) -> Callable[[Buffers], None]:
     """The loop forward, which fills the buffers from ``streams[0]`` on. It is called with ``kv`` and
-    any masks of old slots; reading on, for each segment."""
+    any ``visible``; reading on, for each segment."""
     return _Forward(buffers, options)
 
 
@@ -157,16 +161,16 @@ class _Forward(_Loop):
         if n:
             z = self.norm_before(self.stream[2 * n][t])
             torch.baddbmm(self.q_b[n], z.expand(self.n_heads, -1, -1), self.q_w[n], out=query)
-        scores = torch.baddbmm(self.table_scores[n], query, self.table_keys[n])
-        if self.additive_mask is not None and self.low < self.n_old:
-            scores[..., : self.n_old - self.low].add_(self.additive_mask[:, self.low :])
-        scores = scores.view(weights.shape).baddbmm_(self.query_row[t][n], self.keys[n].mT)
+        by_row = torch.baddbmm(self.table_scores[n], query, self.table_keys[n])
+        scores = by_row.view(weights.shape).baddbmm_(self.query_row[t][n], self.keys[n].mT)
+        if self.visible is not None:
+            # Their exponential is zero. It is finite: a row that sees nothing must not become NaN.
+            by_row.masked_fill_(self.hidden, torch.finfo(by_row.dtype).min)
         torch.softmax(scores, -1, out=weights)
+        if self.visible is not None:
+            weights.view(by_row.shape).mul_(self.sees_any)
         torch.bmm(drop(weights, self.factors[n]), self.values[n], out=self.read)
-        head = self.head[n][t]
-        head.copy_(self.read_heads)
-        if t == 0 and self.has_memory is not None:
-            head.mul_(self.has_memory[:, None])
+        self.head[n][t].copy_(self.read_heads)
         self.add_product(2 * n, t)
 
     def feed_forward(self, n: int, t: int) -> None:
@@ -321,8 +325,6 @@ class _Backward(_Loop):
         read = self.d_read_heads[n]
         d_scores = self.d_scores[n]
         torch.bmm(added.expand(self.n_heads, -1, -1), self.o_w[n], out=read)
-        if t == 0 and self.has_memory is not None:
-            read.mul_(self.has_memory[:, None])
         d_weight = drop(torch.bmm(self.d_read[n], self.values[n].mT), self.factors[n])
         torch._softmax_backward_data(d_weight, self.p[n], -1, above.dtype, grad_input=d_scores)
         torch.bmm(d_scores, self.keys[n], out=self.d_q_step)
