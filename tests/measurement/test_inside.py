@@ -13,7 +13,7 @@ from architectures import CASES
 from memspan.lab.measurement import inside
 from memspan.lab.measurement.subject import Budget
 from memspan.models import FastWeights
-from memspan.models.protocol import AttentionWeights, WriteRetention
+from memspan.models.defaults import AttentionWeights, WriteRetention
 
 RELATIVE = ["xl-segment", "xl-fixed", "compressive", "feedback", "feedback-last-post"]
 

@@ -12,7 +12,7 @@ from architectures import CASES, Case, feedback, transformer_xl
 from golden import assert_same
 from memspan.models.feedback.model import PARTS
 from memspan.models.packing import Schema, is_exactly, schema_of
-from memspan.models.protocol import PassReader
+from memspan.models.readers import PassReader
 from readings import text
 
 pytestmark = pytest.mark.hardening

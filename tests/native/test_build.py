@@ -35,7 +35,7 @@ def built(package: Path) -> set[str]:
 
 
 @needs_a_compiler
-def test_what_changed_is_built_again(package: Path) -> None:
+def test_changed_sources_are_built_again(package: Path) -> None:
     assert hatch_build.stale(package)
     paths = hatch_build.build(package)
     assert all(path.is_file() for path in paths)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from memspan.models.output import BackboneOutput as BackboneOutput
     from memspan.models.output import Output as Output
     from memspan.models.protocol import Backbone as Backbone
-    from memspan.models.protocol import BackboneReader as BackboneReader
+    from memspan.models.readers import BackboneReader as BackboneReader
     from memspan.models.registry import MODELS as MODELS
     from memspan.models.registry import register as register
     from memspan.models.segments import read_in_pieces as read_in_pieces
@@ -56,7 +56,8 @@ __all__, __getattr__, __dir__ = lazily(
         "memspan.models.lstm.model": ("LSTM", "LSTMMemory"),
         "memspan.models.options": ("BackboneConfig", "EmbeddingConfig", "Plot"),
         "memspan.models.output": ("BackboneOutput", "Output"),
-        "memspan.models.protocol": ("Backbone", "BackboneReader"),
+        "memspan.models.protocol": ("Backbone",),
+        "memspan.models.readers": ("BackboneReader",),
         "memspan.models.registry": ("MODELS", "register"),
         "memspan.models.segments": ("read_in_pieces",),
         "memspan.models.transformer.config": ("TransformerConfig",),

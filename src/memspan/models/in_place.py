@@ -14,7 +14,8 @@ from memspan.errors import NonFiniteError
 from memspan.memory import Memory, Rows
 from memspan.models.inputs import rows_not_finite
 from memspan.models.packing import Watch
-from memspan.models.protocol import Backbone, M, VectorReader, by_one_thread, not_copied
+from memspan.models.protocol import Backbone
+from memspan.models.readers import M, VectorReader, by_one_thread, not_copied
 from memspan.trees import to_device
 
 

@@ -16,6 +16,7 @@ from memspan.calls import names_checked
 from memspan.errors import MemspanError, StaleReaderError, counted
 from memspan.files.tensors import digest, named
 from memspan.memory import Memory, source_of
+from memspan.models.defaults import not_replicated
 from memspan.models.embedding import (
     Embedding,
     Head,
@@ -34,13 +35,8 @@ from memspan.models.known import known
 from memspan.models.options import BackboneConfig, EmbeddingConfig, check_parts
 from memspan.models.output import BackboneOutput, Output
 from memspan.models.packing import Watch, is_itself
-from memspan.models.protocol import (
-    Backbone,
-    MemoryReader,
-    by_one_thread,
-    not_copied,
-    not_replicated,
-)
+from memspan.models.protocol import Backbone
+from memspan.models.readers import MemoryReader, by_one_thread, not_copied
 from memspan.models.segments import Padding, padding_mask
 from memspan.models.sizes import refuse_impossible, refuse_oversized, refuse_oversized_model
 from memspan.models.vocabulary import resize

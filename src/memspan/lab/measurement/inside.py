@@ -15,7 +15,7 @@ from torch import Tensor
 from memspan.lab.measurement.span import histories
 from memspan.lab.measurement.subject import ROWS, SEED, Budget, RunSubject, after_history
 from memspan.memory import Memory
-from memspan.models.protocol import AttentionWeights
+from memspan.models.defaults import AttentionWeights
 
 T = TypeVar("T")
 MOST_TOKENS = 8192

@@ -24,10 +24,11 @@ from memspan.models.compressive.layer import (
     CompressivePass,
     Step,
 )
+from memspan.models.defaults import AttentionWeights
 from memspan.models.known import known
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import schema_of
-from memspan.models.protocol import AttentionWeights, BackboneReader
+from memspan.models.readers import BackboneReader
 from memspan.models.relative.attention import Span
 from memspan.models.relative.backbone import PARTS, RelativeBackbone
 from memspan.models.segments import Documents, Padding, documents_of, padding_mask

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from memspan.devices import can_look
 from memspan.errors import MemspanError
 from memspan.memory import Memory
+from memspan.models.defaults import AttentionWeights
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.feedback.folding import fold
 from memspan.models.feedback.layer import (
@@ -31,7 +32,8 @@ from memspan.models.initialisation import initialise
 from memspan.models.known import known
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import STACK, schema_of
-from memspan.models.protocol import AttentionWeights, Backbone, BackboneReader
+from memspan.models.protocol import Backbone
+from memspan.models.readers import BackboneReader
 from memspan.models.segments import Documents, Padding, read_whole
 from memspan.nn import count_after, dropout_layer, without_padding
 from memspan.ops.feedback import compiled as feedback_loop

@@ -24,7 +24,8 @@ from memspan.models.initialisation import initialise
 from memspan.models.known import known
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import STACK, schema_of
-from memspan.models.protocol import Backbone, BackboneReader
+from memspan.models.protocol import Backbone
+from memspan.models.readers import BackboneReader
 from memspan.models.segments import Documents
 from memspan.nn import count_after, dropout_layer
 from memspan.ops.fast_weights import compiled as delta_rule_loop

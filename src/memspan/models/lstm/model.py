@@ -14,7 +14,8 @@ from memspan.models.known import known
 from memspan.models.lstm.config import LSTMConfig
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import Watch, schema_of
-from memspan.models.protocol import Backbone, PassReader
+from memspan.models.protocol import Backbone
+from memspan.models.readers import PassReader
 from memspan.nn import dropout_layer
 from memspan.trees import check_config
 

@@ -11,9 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from memspan.models.defaults import M, TransferableWeights
 from memspan.models.initialisation import initialise
 from memspan.models.packing import STACK
-from memspan.models.protocol import Backbone, BackboneReader, M, TransferableWeights
+from memspan.models.protocol import Backbone
+from memspan.models.readers import BackboneReader
 from memspan.models.relative.attention import (
     GATE_BIAS,
     AttentionPass,

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from memspan.models.defaults import M
 from memspan.models.in_place import BufferedReader
 from memspan.models.one_token import StepsInC, packed_stack
-from memspan.models.protocol import M
 from memspan.models.relative.attention import RelativeAttention, RelativeLayer, Span
 from memspan.models.relative.backbone import RelativeBackbone
 from memspan.models.segments import Documents, documents_of

@@ -19,13 +19,13 @@ from memspan.memory import Memory
 from memspan.models.initialisation import initialise
 from memspan.models.inputs import check_memory
 from memspan.models.output import BackboneOutput
-from memspan.models.protocol import Backbone, BackboneReader
+from memspan.models.protocol import Backbone
+from memspan.models.readers import BackboneReader
 from memspan.models.segments import Padding, documents_of
 from memspan.models.sizes import refuse_oversized
 from memspan.models.transformer.config import TransformerConfig
+from memspan.models.transformer.layer import TransformerLayer
 from memspan.nn import (
-    FeedForward,
-    attention,
     count_after,
     dropout_layer,
     in_use,
@@ -33,39 +33,8 @@ from memspan.nn import (
     sinusoids,
     where_in_use,
 )
-from memspan.ops.first_derivatives import sdpa
 from memspan.ops.implementations import refuse_unknown_implementation
 from memspan.trees import check_config
-
-
-class TransformerLayer(nn.Module):
-    """Attention and feed-forward sub-layers, each with its residual and norm."""
-
-    def __init__(self, config: TransformerConfig) -> None:
-        super().__init__()
-        d = config.d_model
-        self.n_heads = config.n_heads
-        self.rate = config.dropout
-        self.query, self.key, self.value = (nn.Linear(d, d, bias=False) for _ in range(3))
-        self.output = nn.Linear(d, d, bias=False)
-        self.feed_forward = FeedForward(d, config.d_ff, config.activation, config.dropout)
-        self.attention_norm = nn.LayerNorm(d)
-        self.feed_forward_norm = nn.LayerNorm(d)
-        self.dropout = dropout_layer(config.dropout)
-
-    def forward(self, x: Tensor, mask: Tensor, codes: Tensor, plain: bool) -> Tensor:
-        """Read ``x [B, T, D]``; ``mask [B or 1, T, T]``; ``codes [T, K]``: sines, then cosines."""
-        z = self.attention_norm(x)
-        attend = attention if plain else sdpa
-        q, k, v = (
-            f(z).unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
-            for f in (self.query, self.key, self.value)
-        )
-        q = rotated(q, codes)
-        k = rotated(k, codes)
-        attended = attend(q, k, v, mask[:, None], self.rate if self.training else 0.0)
-        x = x + self.dropout(self.output(attended.transpose(1, 2).flatten(2)))
-        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
 
 @dataclass(frozen=True, repr=False)
@@ -85,13 +54,6 @@ class TransformerWindow(Memory):
         """The newest ``count``, or as many more that are empty."""
         inputs = F.pad(self.inputs, (0, 0, count - self.inputs.shape[1], 0))
         return replace(self, inputs=inputs, length=self.length.clamp(max=count))
-
-
-def rotated(x: Tensor, codes: Tensor) -> Tensor:
-    """Each pair ``(x_i, x_{i + K/2})`` of ``x [B, H, T, K]`` turned by the angle of its position."""
-    a, b = x.chunk(2, -1)
-    sine, cosine = codes.to(x.dtype).chunk(2, -1)
-    return torch.cat([a * cosine - b * sine, a * sine + b * cosine], -1)
 
 
 class Transformer(Backbone[Memory]):

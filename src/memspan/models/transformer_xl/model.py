@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from memspan.memory import Memory
+from memspan.models.defaults import AttentionWeights
 from memspan.models.known import known
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import schema_of
-from memspan.models.protocol import AttentionWeights
 from memspan.models.relative.attention import AttentionPass, Span
 from memspan.models.relative.backbone import PARTS, RelativeBackbone
 from memspan.models.segments import Padding, documents_of, read_by_length
