@@ -21,7 +21,9 @@ def test_without_a_gpu_one_line_says_so(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.processes
-def test_the_same_path_on_the_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_gpu_checks_run_on_the_cpu_and_name_failures(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Laws and golden tests in processes of their own; a failing test is counted and named."""
     broken = tmp_path / "test_broken.py"
     broken.write_text("def test_one(): assert False\ndef test_two(): pass\n")

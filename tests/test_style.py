@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -39,14 +40,19 @@ def golf(tree: ast.Module) -> Iterator[int]:
             yield node.lineno
 
 
+NOUN = re.compile("test_(the|a|an|every|each|all|any|other)_[a-z0-9]+")
+"""Names of tests that are a noun and say no behaviour: ``test_the_guide``."""
+
+
 def clauses(tree: ast.Module) -> Iterator[int]:
-    """Lines of docstrings and tests that begin with a word of ``CLAUSES``."""
+    """Lines of docstrings and tests that begin with a word of ``CLAUSES``, or are a mere ``NOUN``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             words = (ast.get_docstring(node) or "").split(maxsplit=1)
-            name = getattr(node, "name", "").removeprefix("test_").split("_")[0]
-            named = getattr(node, "name", "").startswith("test_") and name.title() in CLAUSES
-            if named or (words and words[0].rstrip(",:") in CLAUSES):
+            name = getattr(node, "name", "")
+            first = name.removeprefix("test_").split("_")[0]
+            named = name.startswith("test_") and first.title() in CLAUSES
+            if named or NOUN.fullmatch(name) or (words and words[0].rstrip(",:") in CLAUSES):
                 yield getattr(node, "lineno", 1)
 
 
@@ -64,6 +70,7 @@ def test_code_is_free_of(habit: type) -> None:
         (clauses, "def f():\n    '''What is kept.'''"),
         (clauses, "class C:\n    '''Whether it is.'''"),
         (clauses, "def test_what_is_kept(): pass"),
+        (clauses, "def test_the_guide(): pass"),
     ],
 )
 def test_finds(habit: type, text: str) -> None:

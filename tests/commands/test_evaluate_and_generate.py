@@ -127,7 +127,7 @@ def test_a_text_from_standard_input_is_scored(
     assert "standard input is closed" in refused(capsys, "evaluate", "run", "--corpus", "-")
 
 
-def test_the_likeliest_tokens_and_several_samples(
+def test_greedy_samples_are_the_likeliest_tokens(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write = partial(printed, capsys, "generate", "run", "--prompt", "the", "--tokens", "20")

@@ -83,7 +83,7 @@ def read(root: Path, old: str = "", new: str = "") -> annotated.Page:
     return annotated.read_page(path, root)
 
 
-def test_the_pages_of_this_repository() -> None:
+def test_annotated_pages_cover_their_files() -> None:
     """A symbol that was renamed, or a new public method without a note, fails here first."""
     coverage.check(PAGES)
     keys = {(page.path.stem, lines.place.key) for page in PAGES for lines in page.places}

@@ -21,7 +21,7 @@ NUMBER = re.compile(r"(-?\d+(?:\.\d+)?(?:e-\d+)?)")
 
 
 @pytest.mark.parametrize("name", written.FIGURES)
-def test_the_numbers_of_a_figure(name: str) -> None:
+def test_figures_show_the_numbers_of_today(name: str) -> None:
     kept = figures.load(name)
     assert kept.pop("form") == written.FORM
     # Percent, hundredths of bits and thousandths, to rounding.
@@ -129,7 +129,7 @@ def test_a_file_of_another_form(tmp_path: Path, content: str, says: str) -> None
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_a_picture_of_the_path(name: str) -> None:
+def test_pictures_of_the_path_are_of_today(name: str) -> None:
     """The pictures of docs/path.md."""
     assert (FOLDER / f"{name}.svg").read_text(encoding="utf-8") == PICTURES[name](), "make figures"
 

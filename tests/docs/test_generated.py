@@ -18,12 +18,14 @@ MACHINE = {"cpu": "a CPU", "cores": 2, "threads": 1, "python": "3", "torch": "2"
 MACHINE["command"] = "it.py"
 
 
-def test_the_results_of_this_repository() -> None:
+def test_results_fit_their_tables() -> None:
     """A file of another form than its table says fails here first."""
     assert "| architecture |" in benchmarks.measured_rows()
 
 
-def test_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_are_of_the_files_that_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(benchmarks, "TABLES", (Table("it.json", "It", "size ratio peer"),))
     assert "###" not in benchmarks.measured_rows(tmp_path)
     path = tmp_path / benchmarks.RESULTS / "it.json"
@@ -41,7 +43,7 @@ def test_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             benchmarks.measured_rows(tmp_path)
 
 
-def test_a_measured_span(tmp_path: Path) -> None:
+def test_measured_spans_are_put_in_words(tmp_path: Path) -> None:
     said = partial(benchmarks.measured_span, "it", tmp_path)
     assert "not been measured" in said()
     path = tmp_path / benchmarks.RESULTS / "span-it.json"
@@ -94,7 +96,7 @@ def test_pictures_by_the_colours_of_the_site(tmp_path: Path) -> None:
     )
 
 
-def test_a_notebook(tmp_path: Path) -> None:
+def test_notebooks_become_pages(tmp_path: Path) -> None:
     """Its notes and code in order, what was printed after it, and its pictures as files."""
     drawn = {"image/png": base64.b64encode(b"p").decode()}
     cell: dict[str, Any] = {

@@ -23,7 +23,9 @@ def test_all_models_have_as_many_parameters() -> None:
 
 
 @pytest.mark.parametrize("live", [(4,), (2, 4)])
-def test_a_run(live: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_stops_in_time_and_reports(
+    live: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     panel = recall_models.Panel(
         Recall(n_keys=4, n_values=2, longest=64), ("feedback",), live, (16, 64)
     )

@@ -113,7 +113,7 @@ def test_a_folder_that_exists_is_left_alone(run: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set:UserWarning")
-def test_the_guide(run: Path) -> None:
+def test_guide_trains_with_the_library(run: Path) -> None:
     names = pages.run(GUIDE)
     trainer = names["trainer"]
     n_steps = names["n_steps"]

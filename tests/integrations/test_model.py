@@ -177,7 +177,7 @@ def test_padded_rows_write_as_they_do_alone(case: Case, side: str) -> None:
 @pytest.mark.smoke
 @every_architecture
 @pytest.mark.parametrize("name", ["cache", "past_key_values"])
-def test_one_cache_over_several_calls(case: Case, name: str) -> None:
+def test_cache_carries_over_several_calls(case: Case, name: str) -> None:
     """With the whole text again, or with what is new alone: from the memory, or with a long mask."""
     model = wrapped(case)
     options = {"max_new_tokens": 3, "do_sample": False}

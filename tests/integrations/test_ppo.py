@@ -85,7 +85,9 @@ def test_it_learns_to_say_what_it_sees(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows[-1]["return"] > 0.1 > -0.3 > rows[0]["return"]
 
 
-def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_writes_a_row_for_each_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "rows.jsonl"
     given = f"--memory gru --width 8 --steps 600 --window 20 --environments 4 --out {out}"
     monkeypatch.setattr(sys, "argv", ["ppo.py", *given.split()])

@@ -45,7 +45,7 @@ def assert_same(own: Tokenizer, theirs: Any, text: str) -> None:
 @given(parts=st.lists(pieces))
 @example(parts=[TEXT])
 @settings(max_examples=40)
-def test_the_same_ids_and_the_same_text(kind: str, parts: list[str]) -> None:
+def test_ids_and_texts_match_the_original_tokeniser(kind: str, parts: list[str]) -> None:
     assert_same(*both(kind), "".join(parts))
 
 

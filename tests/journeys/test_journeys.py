@@ -36,7 +36,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("name", "verb", "text"), ROWS)
-def test_a_journey(
+def test_journey_succeeds(
     name: str,
     verb: str,
     text: str,
@@ -55,7 +55,7 @@ def test_a_journey(
 @pytest.mark.parametrize(
     "name", [*SHIPPED, "tiny-shakespeare-lstm", "tiny-shakespeare-transformer"]
 )
-def test_a_million_characters(
+def test_journey_reads_a_million_characters(
     name: str, made: Path, own_folders: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every architecture reads one text, keeps it in a memory of the usual size, and scores it."""

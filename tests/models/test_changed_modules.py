@@ -202,7 +202,7 @@ def assert_same_gradients(model: LanguageModel) -> None:
 
 
 @some_cases
-def test_every_module_in_turn(case: Case) -> None:
+def test_changing_any_module_changes_the_reader(case: Case) -> None:
     """With the kinds of change in turn: that which can be made and was made least recently."""
     original = case.model()
     kinds = [*ON_A_PART, wrapper]

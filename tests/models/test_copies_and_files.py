@@ -137,7 +137,7 @@ def test_memory_files_belong_to_a_model(case: Case, tmp_path: Path) -> None:
 
 
 @every_case
-def test_a_memory_of_another_precision(case: Case) -> None:
+def test_memory_of_another_precision_is_taken(case: Case) -> None:
     """A memory that was stored in float32 can be read on from in float64."""
     model = case.shared_model()
     memory = some_memory(model, 2)

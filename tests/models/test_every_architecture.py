@@ -103,7 +103,9 @@ outside = pytest.mark.usefixtures("own_architectures")
 
 
 @outside
-def test_the_example(own_folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_own_architecture_trains_and_generates(
+    own_folders: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.copy(EXAMPLE, "own_architecture.py")
     Path("text.txt").write_text("what was read is kept. " * 100)
     known = ("--import", "own_architecture")

@@ -56,7 +56,7 @@ def test_dropout_is_for_training_only(kind: type[Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ["xl-segment", "compressive", "feedback", "fast-delta"])
-def test_a_loop_of_ones_own_under_ddp(name: str, request: pytest.FixtureRequest) -> None:
+def test_own_loop_trains_under_ddp(name: str, request: pytest.FixtureRequest) -> None:
     """DDP waits for every parameter that an output depends on: the loss must depend on them, too."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     request.addfinalizer(dist.destroy_process_group)

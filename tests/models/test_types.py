@@ -23,7 +23,7 @@ USES = (
     "reference.py::test_every_implementation_is_the_reference",
     "documents.py::test_nothing_to_read",
     "copies_and_files.py::test_memory_files_belong_to_a_model",
-    "copies_and_files.py::test_a_memory_of_another_precision",
+    "copies_and_files.py::test_memory_of_another_precision_is_taken",
 )
 
 

@@ -238,7 +238,7 @@ def test_feature_map_inside(implementation: str, rule: str, name: str) -> None:
 @pytest.mark.parametrize("width", [1, 8, 20, 37, 64])
 @every_rule
 @fast
-def test_any_width_in_single_precision(
+def test_single_precision_matches_the_reference_at_any_width(
     implementation: str, rule: str, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Values of any width; several threads; tensors whose numbers lie anyhow."""
@@ -255,7 +255,7 @@ def test_any_width_in_single_precision(
 
 @every_rule
 @fast
-def test_a_part_of_the_gradients(implementation: str, rule: str) -> None:
+def test_some_gradients_alone_match_the_reference(implementation: str, rule: str) -> None:
     """Only some inputs, or only one output, take part."""
     given = inputs(rule, 40)
     for name, output in itertools.product(given, (0, 1)):
@@ -323,7 +323,7 @@ def test_memory_between_tokens_is_not_kept(implementation: str, rule: str) -> No
 
 @pytest.mark.parametrize("width", [4, 40])
 @fast
-def test_one_token_without_gradients(implementation: str, width: int) -> None:
+def test_step_without_gradients_matches_the_reference(implementation: str, width: int) -> None:
     """A path of its own in C: of heads that share keys, cut from a longer text."""
     t = inputs("gated", 4, n_heads=6, width=width, key_heads=2)
     one = {name: x if name == "weights" else x[:, :, 2:3] for name, x in t.items()}

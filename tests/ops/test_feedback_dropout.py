@@ -15,7 +15,7 @@ from memspan.ops.feedback.dropout import RESOLUTION, Dropout, draw
 
 
 @pytest.mark.parametrize("dropout", [0.1, 0.5, 0.9])
-def test_the_share_kept_and_its_scale(dropout: float) -> None:
+def test_dropout_keeps_its_share_and_the_mean(dropout: float) -> None:
     """Dropout of every kind; on average a number stays what it is."""
     sizes = {"n_layers": 3, "n_heads": 2, "d_ff": 40, "n_slots": 30}
     segment = torch.zeros(8, 9, 24)

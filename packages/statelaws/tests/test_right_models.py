@@ -43,7 +43,7 @@ def test_laws_are_decided_in_bfloat16(name: str) -> None:
 @pytest.mark.journeys
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", RIGHT)
-def test_every_right_model(name: str, seed: int) -> None:
+def test_right_models_are_not_accused(name: str, seed: int) -> None:
     accused(RIGHT[name](), seed)
 
 
@@ -51,5 +51,7 @@ def test_every_right_model(name: str, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", LOW)
-def test_every_right_model_of_two_bytes(name: str, dtype: torch.dtype, seed: int) -> None:
+def test_right_models_of_two_bytes_are_not_accused(
+    name: str, dtype: torch.dtype, seed: int
+) -> None:
     accused(LOW[name](dtype), seed)
