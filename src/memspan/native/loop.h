@@ -6,8 +6,11 @@
 #endif
 
 #include <math.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "export.h"
 
 #ifndef REAL
 #define REAL float
@@ -16,7 +19,7 @@
 /* ----- Products of few rows with a fixed matrix */
 
 typedef REAL Vector __attribute__((vector_size(32), aligned(sizeof(REAL)), may_alias));
-#define WIDE (32 / (long)sizeof(REAL))
+#define WIDE (32 / (int64_t)sizeof(REAL))
 #define PANEL (2 * WIDE)
 #define INLINE static inline __attribute__((always_inline))
 
@@ -58,15 +61,17 @@ static Weight weight(REAL x) { return x; }
 /* A matrix [depth, columns] cut into panels of PANEL columns, each contiguous, padded with zeros. */
 typedef struct {
     Weight *panels;
-    long depth, columns;
+    int64_t depth, columns;
 } Packed;
 
 /* Null panels if out of memory. */
-static Packed pack(const REAL *a, long depth, long columns, long row_stride, long column_stride) {
-    long n = (columns + PANEL - 1) / PANEL;
+static Packed pack(
+    const REAL *a, int64_t depth, int64_t columns, int64_t row_stride, int64_t column_stride
+) {
+    int64_t n = (columns + PANEL - 1) / PANEL;
     Packed p = {calloc((size_t)(n * depth * PANEL), sizeof(Weight)), depth, columns};
-    for (long k = 0; p.panels && k < depth; k++)
-        for (long j = 0; j < columns; j++)
+    for (int64_t k = 0; p.panels && k < depth; k++)
+        for (int64_t j = 0; j < columns; j++)
             p.panels[(j / PANEL * depth + k) * PANEL + PLACE(j % PANEL)] =
                 weight(a[k * row_stride + j * column_stride]);
     return p;
@@ -75,17 +80,17 @@ static Packed pack(const REAL *a, long depth, long columns, long row_stride, lon
 /* sum[r, :] = a[r, :] times adjacent panels, each two vectors wide: rows * panels, six at most, are
    enough independent sums to keep the processor busy. */
 INLINE void few_rows(
-    const REAL *a, long a_stride, const Weight *panel, long depth, REAL *sum, const long rows,
-    const long panels
+    const REAL *a, int64_t a_stride, const Weight *panel, int64_t depth, REAL *sum, const int64_t rows,
+    const int64_t panels
 ) {
     Vector s[6][2] = {0};
-    for (long k = 0; k < depth; k++)
-        for (long u = 0; u < panels; u++) {
+    for (int64_t k = 0; k < depth; k++)
+        for (int64_t u = 0; u < panels; u++) {
             Vector w0, w1;
             load(panel + (u * depth + k) * PANEL, &w0, &w1);
             KEEP(w0);
             KEEP(w1);
-            for (long r = 0; r < rows; r++) {
+            for (int64_t r = 0; r < rows; r++) {
                 REAL x = a[r * a_stride + k];
                 s[r * panels + u][0] += x * w0, s[r * panels + u][1] += x * w1;
             }
@@ -95,16 +100,16 @@ INLINE void few_rows(
 
 /* c[i, :] = a[i, :] p + bias + residual[i, :], bias and residual unless null, then relu if set. */
 static void product(
-    const REAL *a, long a_stride, const Packed *p, long rows, const REAL *bias,
-    const REAL *residual, REAL *c, long c_stride, int relu
+    const REAL *a, int64_t a_stride, const Packed *p, int64_t rows, const REAL *bias,
+    const REAL *residual, REAL *c, int64_t c_stride, int relu
 ) {
-    for (long j = 0, width; j < p->columns; j += width) {
+    for (int64_t j = 0, width; j < p->columns; j += width) {
         const Weight *panel = p->panels + j * p->depth;
-        long depth = p->depth, left = p->columns - j, panels = rows == 1 ? 4 : rows <= 3 ? 2 : 1;
+        int64_t depth = p->depth, left = p->columns - j, panels = rows == 1 ? 4 : rows <= 3 ? 2 : 1;
         if (left <= (panels - 1) * PANEL) panels = 1;
         width = panels * PANEL;
-        long used = left < width ? left : width;
-        for (long i = 0, n; i < rows; i += n) {
+        int64_t used = left < width ? left : width;
+        for (int64_t i = 0, n; i < rows; i += n) {
             REAL sum[6 * PANEL];
             const REAL *from = a + i * a_stride;
             n = rows - i;
@@ -121,9 +126,9 @@ static void product(
                 case 14: few_rows(from, a_stride, panel, depth, sum, 1, 4); break;
                 default: few_rows(from, a_stride, panel, depth, sum, 1, 1);
             }
-            for (long r = 0; r < n; r++) {
+            for (int64_t r = 0; r < n; r++) {
                 REAL *out = c + (i + r) * c_stride + j;
-                for (long u = 0; u < used; u++) {
+                for (int64_t u = 0; u < used; u++) {
                     REAL x = sum[r * width + u];
                     if (bias) x += bias[j + u];
                     if (residual) x += residual[(i + r) * p->columns + j + u];
@@ -139,46 +144,46 @@ static void product(
 
 /* out[j] += sum_k a[k] m[k, j] */
 INLINE void add_rows(
-    REAL *restrict out, const REAL *restrict a, const REAL *restrict m, long stride, long rows,
-    long columns
+    REAL *restrict out, const REAL *restrict a, const REAL *restrict m, int64_t stride, int64_t rows,
+    int64_t columns
 ) {
-    long j = 0;
+    int64_t j = 0;
     for (; j + 4 * WIDE <= columns; j += 4 * WIDE) {
         Vector *o = (Vector *)(out + j), s0 = o[0], s1 = o[1], s2 = o[2], s3 = o[3];
-        for (long k = 0; k < rows; k++) {
+        for (int64_t k = 0; k < rows; k++) {
             const Vector *v = (const Vector *)(m + k * stride + j);
             s0 += a[k] * v[0], s1 += a[k] * v[1], s2 += a[k] * v[2], s3 += a[k] * v[3];
         }
         o[0] = s0, o[1] = s1, o[2] = s2, o[3] = s3;
     }
-    for (long k = 0; j < columns && k < rows; k++)
-        for (long u = j; u < columns; u++) out[u] += a[k] * m[k * stride + u];
+    for (int64_t k = 0; j < columns && k < rows; k++)
+        for (int64_t u = j; u < columns; u++) out[u] += a[k] * m[k * stride + u];
 }
 
 /* out[k] += sum_j w[j] m[k, j] */
 INLINE void add_dots(
-    REAL *restrict out, const REAL *restrict w, const REAL *restrict m, long stride, long rows,
-    long columns
+    REAL *restrict out, const REAL *restrict w, const REAL *restrict m, int64_t stride, int64_t rows,
+    int64_t columns
 ) {
-    for (long k = 0; k < rows; k++) {
+    for (int64_t k = 0; k < rows; k++) {
         REAL sum = 0;
-        for (long j = 0; j < columns; j++) sum += w[j] * m[k * stride + j];
+        for (int64_t j = 0; j < columns; j++) sum += w[j] * m[k * stride + j];
         out[k] += sum;
     }
 }
 
 /* The maximum, taken in WIDE lanes, may miss NaN; the exponential and the sum keep it. */
-static void softmax(REAL *s, long n) {
+static void softmax(REAL *s, int64_t n) {
     REAL high[WIDE], highest = s[0], sum = 0;
-    long j = 0;
-    for (long u = 0; u < WIDE; u++) high[u] = highest;
+    int64_t j = 0;
+    for (int64_t u = 0; u < WIDE; u++) high[u] = highest;
     for (; j + WIDE <= n; j += WIDE)
-        for (long u = 0; u < WIDE; u++) high[u] = s[j + u] > high[u] ? s[j + u] : high[u];
+        for (int64_t u = 0; u < WIDE; u++) high[u] = s[j + u] > high[u] ? s[j + u] : high[u];
     for (; j < n; j++) highest = s[j] > highest ? s[j] : highest;
-    for (long u = 0; u < WIDE; u++) highest = high[u] > highest ? high[u] : highest;
-    for (long j = 0; j < n; j++) s[j] = sizeof(REAL) == 4 ? expf(s[j] - highest) : exp(s[j] - highest);
-    for (long j = 0; j < n; j++) sum += s[j];
-    for (long j = 0; j < n; j++) s[j] /= sum;
+    for (int64_t u = 0; u < WIDE; u++) highest = high[u] > highest ? high[u] : highest;
+    for (int64_t j = 0; j < n; j++) s[j] = sizeof(REAL) == 4 ? expf(s[j] - highest) : exp(s[j] - highest);
+    for (int64_t j = 0; j < n; j++) sum += s[j];
+    for (int64_t j = 0; j < n; j++) s[j] /= sum;
 }
 
 /* ----- Norm and activations */
@@ -187,20 +192,20 @@ INLINE REAL exponential(REAL x) { return sizeof(REAL) == 4 ? expf(x) : exp(x); }
 INLINE REAL sigmoid(REAL x) { return 1 / (1 + exponential(-x)); }
 
 static void normalise(
-    const REAL *x, REAL *z, REAL *mean, REAL *rstd, long rows, long size, double eps
+    const REAL *x, REAL *z, REAL *mean, REAL *rstd, int64_t rows, int64_t size, double eps
 ) {
-    for (long i = 0; i < rows; i++, x += size, z += size) {
+    for (int64_t i = 0; i < rows; i++, x += size, z += size) {
         REAL m = 0, v = 0;
-        for (long d = 0; d < size; d++) m += x[d];
+        for (int64_t d = 0; d < size; d++) m += x[d];
         m /= size;
-        for (long d = 0; d < size; d++) v += (x[d] - m) * (x[d] - m);
+        for (int64_t d = 0; d < size; d++) v += (x[d] - m) * (x[d] - m);
         REAL r = 1 / sqrt(v / size + eps);
-        for (long d = 0; d < size; d++) z[d] = (x[d] - m) * r;
+        for (int64_t d = 0; d < size; d++) z[d] = (x[d] - m) * r;
         mean[i] = m;
         rstd[i] = r;
     }
 }
 
-static void gelu(const REAL *x, REAL *out, long n) {
-    for (long i = 0; i < n; i++) out[i] = x[i] * (REAL)(0.5 * (1 + erf(x[i] * M_SQRT1_2)));
+static void gelu(const REAL *x, REAL *out, int64_t n) {
+    for (int64_t i = 0; i < n; i++) out[i] = x[i] * (REAL)(0.5 * (1 + erf(x[i] * 0.7071067811865476)));
 }

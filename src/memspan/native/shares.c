@@ -2,6 +2,8 @@
 
 #include <stdint.h>
 
+#include "export.h"
+
 typedef int WithWeights(void *given, void *weights, int64_t first, int64_t end);
 typedef int Alone(void *given, int64_t first, int64_t end);
 /* GOMP_parallel: calls body(data) in each thread, and returns when all have returned. */
@@ -31,7 +33,7 @@ static void take_shares(void *data) {
 
 /* Calls function(given, weights, first, end), without weights if they are null, for the shares of total
    items; in this thread alone where parallel is null. Returns 0 if one was out of memory. */
-int in_shares(
+EXPORT int in_shares(
     Parallel *parallel, void (*function)(void), void *given, void *weights, int64_t total,
     int64_t n_shares
 ) {

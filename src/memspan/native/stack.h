@@ -1,5 +1,6 @@
 /* One token of every row through a stack of layers: norm, attention, norm, feed-forward, each half added
-   to its input, or joined to it by a gate. What happens between the projections and the attention's output is the architecture's. */
+   to its input, or joined to it by a gate. What happens between the projections
+   and the attention's output is the architecture's. */
 
 #include "loop.h"
 
@@ -16,7 +17,7 @@ typedef struct {
 } Layer;
 
 typedef struct {
-    long batch, n_layers, d_model, n_heads, width, d_projected, d_ff, gelu;
+    int64_t batch, n_layers, d_model, n_heads, width, d_projected, d_ff, gelu;
     double norm_epsilon;
     const REAL *final_weight, *final_bias; /* null: no norm */
     const Layer *layers;
@@ -40,17 +41,17 @@ typedef struct {
     REAL *z, *inside, *attended, *moments, *gate;
 } Scratch;
 
-void release(Matrices *m, long n_layers) {
+EXPORT void release(Matrices *m, int64_t n_layers) {
     for (size_t n = 0; n < n_layers * PACKED; n++) free(((Packed *)m)[n].panels);
     free(m);
 }
 
 /* Null if out of memory. */
-Matrices *prepare(const Stack *s) {
-    long D = s->d_model, I = s->n_heads * s->width;
+EXPORT Matrices *prepare(const Stack *s) {
+    int64_t D = s->d_model, I = s->n_heads * s->width;
     Matrices *m = calloc((size_t)s->n_layers, sizeof(Matrices));
     if (!m) return NULL;
-    for (long l = 0; l < s->n_layers; l++) {
+    for (int64_t l = 0; l < s->n_layers; l++) {
         const Layer *layer = s->layers + l;
         m[l].projections = pack(layer->projections, D, s->d_projected, 1, D);
         m[l].output = pack(layer->output, I, D, 1, I);
@@ -73,9 +74,9 @@ Matrices *prepare(const Stack *s) {
 
 /* One block, beginning at z; null if out of memory. */
 static Scratch new_scratch(const Stack *s) {
-    long B = s->batch, I = s->n_heads * s->width;
-    long inside = s->d_projected > s->d_ff ? s->d_projected : s->d_ff;
-    long gate = s->layers->gates->bias ? 6 * s->d_model : 0;
+    int64_t B = s->batch, I = s->n_heads * s->width;
+    int64_t inside = s->d_projected > s->d_ff ? s->d_projected : s->d_ff;
+    int64_t gate = s->layers->gates->bias ? 6 * s->d_model : 0;
     REAL *z = malloc((size_t)(B * (s->d_model + inside + I + 2 + gate)) * sizeof(REAL));
     if (!z) return (Scratch){0};
     REAL *projected = z + B * s->d_model, *attended = projected + B * inside;
@@ -85,18 +86,18 @@ static Scratch new_scratch(const Stack *s) {
 static void affine_norm(
     const Stack *s, const REAL *x, REAL *z, REAL *moments, const REAL *gain, const REAL *bias
 ) {
-    long B = s->batch, D = s->d_model;
+    int64_t B = s->batch, D = s->d_model;
     if (!gain) {
         memmove(z, x, B * D * sizeof(REAL));
         return;
     }
     normalise(x, z, moments, moments + B, B, D, s->norm_epsilon);
-    for (long i = 0; i < B; i++, z += D)
-        for (long d = 0; d < D; d++) z[d] = z[d] * gain[d] + bias[d];
+    for (int64_t i = 0; i < B; i++, z += D)
+        for (int64_t d = 0; d < D; d++) z[d] = z[d] * gain[d] + bias[d];
 }
 
 /* The projections of layer l, [B, P] in t->inside. */
-static void project(const Stack *s, const Matrices *m, const Scratch *t, long l) {
+static void project(const Stack *s, const Matrices *m, const Scratch *t, int64_t l) {
     const Layer *layer = s->layers + l;
     affine_norm(s, s->x, t->z, t->moments, layer->norm_weight, layer->norm_bias);
     product(
@@ -107,27 +108,27 @@ static void project(const Stack *s, const Matrices *m, const Scratch *t, long l)
 
 /* s->x, joined by the product of a and p: added or, with gates, by gate i of layer l. */
 static void join(
-    const Stack *s, const Matrices *m, const Scratch *t, long l, int i, const REAL *a, const Packed *p,
+    const Stack *s, const Matrices *m, const Scratch *t, int64_t l, int i, const REAL *a, const Packed *p,
     const REAL *bias
 ) {
     const GateMatrices *gate = m[l].gates + i;
     const REAL *b = s->layers[l].gates[i].bias;
-    long B = s->batch, D = s->d_model;
+    int64_t B = s->batch, D = s->d_model;
     REAL *x = s->x, *y = t->gate, *branch = y + B * D, *stream = branch + 3 * B * D;
     product(a, p->depth, p, B, bias, b ? NULL : x, b ? y : x, D, b != NULL);
     if (!b) return;
     product(y, D, &gate->of_branch, B, NULL, NULL, branch, 3 * D, 0);
     product(x, D, &gate->of_stream, B, NULL, NULL, stream, 2 * D, 0);
-    for (long r = 0; r < B; r++) {
+    for (int64_t r = 0; r < B; r++) {
         const REAL *reset = branch + r * 3 * D, *own = stream + r * 2 * D;
-        for (long d = 0; d < D; d++) y[r * D + d] = x[r * D + d] * sigmoid(reset[d] + own[d]);
+        for (int64_t d = 0; d < D; d++) y[r * D + d] = x[r * D + d] * sigmoid(reset[d] + own[d]);
     }
     /* In place of W_r y. */
     product(y, D, &gate->of_reset_stream, B, NULL, NULL, branch, 3 * D, 0);
-    for (long r = 0; r < B; r++, x += D) {
+    for (int64_t r = 0; r < B; r++, x += D) {
         const REAL *of_reset = branch + r * 3 * D, *update = of_reset + D, *candidate = update + D,
                    *own = stream + r * 2 * D + D;
-        for (long d = 0; d < D; d++) {
+        for (int64_t d = 0; d < D; d++) {
             REAL z = sigmoid(update[d] + own[d] - b[d]), h = candidate[d] + of_reset[d];
             x[d] += z * ((sizeof(REAL) == 4 ? tanhf(h) : tanh(h)) - x[d]);
         }
@@ -135,9 +136,9 @@ static void join(
 }
 
 /* The rest of layer l after the heads' attention, [B, H K] in t->attended. */
-static void after_attention(const Stack *s, const Matrices *m, const Scratch *t, long l) {
+static void after_attention(const Stack *s, const Matrices *m, const Scratch *t, int64_t l) {
     const Layer *layer = s->layers + l;
-    long B = s->batch, D = s->d_model, F = s->d_ff;
+    int64_t B = s->batch, D = s->d_model, F = s->d_ff;
     join(s, m, t, l, 0, t->attended, &m[l].output, layer->output_bias);
     affine_norm(s, s->x, t->z, t->moments, layer->inner_norm_weight, layer->inner_norm_bias);
     product(t->z, D, &m[l].inner, B, layer->inner_bias, NULL, t->inside, F, !s->gelu);

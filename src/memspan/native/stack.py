@@ -39,7 +39,7 @@ class Stack(ctypes.Structure):
     """The start of a step's own structure in C."""
 
     _fields_ = (
-        [(name, ctypes.c_long) for name in _INTEGERS]
+        [(name, ctypes.c_int64) for name in _INTEGERS]
         + [("norm_epsilon", ctypes.c_double)]
         + [(name, ctypes.c_void_p) for name in ("final_weight", "final_bias", "layers", "x")]
     )
@@ -104,4 +104,4 @@ class PackedStack:
         )
         self.matrices = ctypes.c_void_p(code.prepare(ctypes.byref(self.structure)))
         library.refuse_without_memory(self.matrices)
-        weakref.finalize(self, code.release, self.matrices, ctypes.c_long(len(layers)))
+        weakref.finalize(self, code.release, self.matrices, ctypes.c_int64(len(layers)))

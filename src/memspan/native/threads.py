@@ -37,7 +37,7 @@ def in_shares(function: Any, given: tuple[Any, ...], total: int, work: int, leas
     n_threads = min(torch.get_num_threads(), total // least, work // LEAST_WORK)
     shares = library.shares() if n_threads > 1 else None
     if shares is None:
-        done = function(*given, ctypes.c_long(0), ctypes.c_long(total))
+        done = function(*given, ctypes.c_int64(0), ctypes.c_int64(total))
     else:
         one, two = (*given, None)[:2]
         done = shares.in_shares(parallel(), function, one, two, total, n_threads)

@@ -9,16 +9,16 @@
 /* [rows, heads, tokens, .] with any strides but the last, which is 1. */
 typedef struct {
     REAL *data;
-    long row, head, token;
+    int64_t row, head, token;
 } View;
 
 typedef struct {
-    long n_heads, share; /* heads of keys, and heads of values that each serves: 1 without a decay */
-    long steps, width, value_width, n_features;
-    long nu;         /* DPFP's rolls; 0: q and k are features already */
-    long normalises; /* whether features are divided by their sum plus epsilon */
-    long delta;      /* whether it is the delta rule */
-    long save_every; /* tokens between two saved memories */
+    int64_t n_heads, share; /* heads of keys, and heads of values that each serves: 1 without a decay */
+    int64_t steps, width, value_width, n_features;
+    int64_t nu;         /* DPFP's rolls; 0: q and k are features already */
+    int64_t normalises; /* whether features are divided by their sum plus epsilon */
+    int64_t delta;      /* whether it is the delta rule */
+    int64_t save_every; /* tokens between two saved memories */
     double epsilon;
     const unsigned char *starts; /* [rows, tokens]: the memory is emptied before these; may be null */
     View q, k, v, beta, log_decay, y, errors, d_q, d_k, d_v, d_beta, d_log_decay, d_y;
@@ -35,7 +35,7 @@ typedef struct {
 
 /* The non-zero features of a key or query. */
 typedef struct {
-    long n;
+    int64_t n;
     REAL scale; /* one over their sum */
     int *index, *candidates;
     const REAL *value;
@@ -44,7 +44,7 @@ typedef struct {
 } Features;
 
 /* False if out of memory. Keys that are features already use all indices, in order. */
-static int new_features(Features *f, long width, long n_features) {
+static int new_features(Features *f, int64_t width, int64_t n_features) {
     f->index = malloc((size_t)(n_features + 1 + width) * sizeof(int));
     f->own = malloc((size_t)(3 * (n_features + 1) + 6 * width) * sizeof(REAL));
     if (!f->index || !f->own) return 0;
@@ -53,7 +53,7 @@ static int new_features(Features *f, long width, long n_features) {
     f->gradient = f->own + n_features + 1;
     f->products = f->gradient + n_features + 1;
     f->extended = f->products + n_features + 1;
-    for (long m = 0; m < n_features; m++) f->index[m] = (int)m;
+    for (int64_t m = 0; m < n_features; m++) f->index[m] = (int)m;
     return 1;
 }
 
@@ -65,7 +65,7 @@ static void free_features(Features *f) {
 /* With e = [x, -x], feature (i, j) is relu(e_j) relu(e_{j-i}). As e_{j+K} = -e_j, at most one of j and
    j + K is non-zero: K candidates per roll, not 2 K. */
 static void find_features(
-    Features *f, const REAL *restrict x, long width, long nu, long normalises, REAL epsilon
+    Features *f, const REAL *restrict x, int64_t width, int64_t nu, int64_t normalises, REAL epsilon
 ) {
     if (nu == 0) {
         f->n = width;
@@ -75,12 +75,12 @@ static void find_features(
     REAL *restrict e = f->extended, *restrict products = f->products, sum = 0;
     int *restrict candidates = f->candidates;
     const REAL *now = e + 2 * width;
-    for (long j = 0; j < width; j++) {
+    for (int64_t j = 0; j < width; j++) {
         e[j] = e[2 * width + j] = x[j], e[width + j] = -x[j];
         candidates[j] = (int)j + (x[j] < 0 ? (int)width : 0);
     }
-    for (long i = 1; i <= nu; i++)
-        for (long j = 0; j < width; j++) {
+    for (int64_t i = 1; i <= nu; i++)
+        for (int64_t j = 0; j < width; j++) {
             REAL p = now[j] * now[j - i];
             products[(i - 1) * width + j] = p;
             /* Not p > 0, which would drop NaN. */
@@ -90,13 +90,13 @@ static void find_features(
     if (sum != sum) {
         /* A NaN coordinate has no sign: any feature may be non-zero. */
         f->n = 2 * width * nu, f->scale = sum;
-        for (long m = 0; m < f->n; m++) f->index[m] = (int)m, value[m] = sum;
+        for (int64_t m = 0; m < f->n; m++) f->index[m] = (int)m, value[m] = sum;
         return;
     }
     f->scale = normalises ? 1 / (sum + epsilon) : 1;
-    long n = 0;
-    for (long i = 0; i < nu; i++)
-        for (long j = 0; j < width; j++) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < nu; i++)
+        for (int64_t j = 0; j < width; j++) {
             REAL p = products[i * width + j];
             value[n] = p * f->scale;
             f->index[n] = (int)(2 * width * i) + candidates[j];
@@ -106,38 +106,38 @@ static void find_features(
 }
 
 /* The gradient of x from those of its features. */
-INLINE void back_to_key(Features *f, REAL *d_x, long width, long nu, long normalises) {
+INLINE void back_to_key(Features *f, REAL *d_x, int64_t width, int64_t nu, int64_t normalises) {
     if (nu == 0) {
         memcpy(d_x, f->gradient, width * sizeof(REAL));
         return;
     }
     if (normalises) {
         REAL mean = 0;
-        for (long m = 0; m < f->n; m++) mean += f->gradient[m] * f->value[m];
-        for (long m = 0; m < f->n; m++) f->gradient[m] = (f->gradient[m] - mean) * f->scale;
+        for (int64_t m = 0; m < f->n; m++) mean += f->gradient[m] * f->value[m];
+        for (int64_t m = 0; m < f->n; m++) f->gradient[m] = (f->gradient[m] - mean) * f->scale;
     }
     const REAL *now = f->extended + 2 * width;
     REAL *d_extended = f->extended + 3 * width, *d_now = d_extended + 2 * width;
     memset(d_extended, 0, 3 * width * sizeof(REAL));
-    for (long m = 0, i = 0; m < f->n; m++) {
+    for (int64_t m = 0, i = 0; m < f->n; m++) {
         while (f->index[m] >= 2 * width * i) i++;
-        long j = f->index[m] - 2 * width * (i - 1);
+        int64_t j = f->index[m] - 2 * width * (i - 1);
         j -= j >= width ? width : 0;
         d_now[j] += f->gradient[m] * now[j - i];
         d_now[j - i] += f->gradient[m] * now[j];
     }
-    for (long j = 0; j < width; j++)
+    for (int64_t j = 0; j < width; j++)
         d_x[j] = d_extended[j] - d_extended[width + j] + d_now[j];
 }
 
 /* ----- Rows of a memory */
 
 /* out = sum_m value[m] w[index[m], :] */
-INLINE void read_rows(REAL *restrict out, const REAL *restrict w, long size, const Features *f) {
-    long c = 0;
+INLINE void read_rows(REAL *restrict out, const REAL *restrict w, int64_t size, const Features *f) {
+    int64_t c = 0;
     for (; c + 4 * WIDE <= size; c += 4 * WIDE) {
         Vector s0 = {0}, s1 = {0}, s2 = {0}, s3 = {0};
-        for (long m = 0; m < f->n; m++) {
+        for (int64_t m = 0; m < f->n; m++) {
             const Vector *r = (const Vector *)(w + f->index[m] * size + c);
             REAL x = f->value[m];
             s0 += x * r[0], s1 += x * r[1], s2 += x * r[2], s3 += x * r[3];
@@ -147,33 +147,33 @@ INLINE void read_rows(REAL *restrict out, const REAL *restrict w, long size, con
     }
     for (; c + WIDE <= size; c += WIDE) {
         Vector s = {0};
-        for (long m = 0; m < f->n; m++)
+        for (int64_t m = 0; m < f->n; m++)
             s += f->value[m] * *(const Vector *)(w + f->index[m] * size + c);
         *(Vector *)(out + c) = s;
     }
     for (; c < size; c++) {
         REAL s = 0;
-        for (long m = 0; m < f->n; m++) s += f->value[m] * w[f->index[m] * size + c];
+        for (int64_t m = 0; m < f->n; m++) s += f->value[m] * w[f->index[m] * size + c];
         out[c] = s;
     }
 }
 
 /* w[index[m], :] += value[m] u; the old rows are copied unless old is null. */
 INLINE void write_rows(
-    REAL *restrict w, REAL *restrict old, const REAL *restrict u, long size, const Features *f
+    REAL *restrict w, REAL *restrict old, const REAL *restrict u, int64_t size, const Features *f
 ) {
-    for (long m = 0; m < f->n; m++) {
+    for (int64_t m = 0; m < f->n; m++) {
         REAL *r = w + f->index[m] * size, x = f->value[m];
-        for (long c = 0; c < size; c++) {
+        for (int64_t c = 0; c < size; c++) {
             if (old) old[m * size + c] = r[c];
             r[c] += x * u[c];
         }
     }
 }
 
-INLINE REAL dot(const REAL *restrict a, const REAL *restrict b, long size) {
+INLINE REAL dot(const REAL *restrict a, const REAL *restrict b, int64_t size) {
     REAL s = 0;
-    for (long c = 0; c < size; c++) s += a[c] * b[c];
+    for (int64_t c = 0; c < size; c++) s += a[c] * b[c];
     return s;
 }
 
@@ -182,20 +182,20 @@ INLINE REAL dot(const REAL *restrict a, const REAL *restrict b, long size) {
 /* Tokens prefetched: a head's tokens lie too far apart for the processor to predict. */
 #define AHEAD 4
 
-INLINE void fetch(const View *view, long b, long h, long t, long size) {
+INLINE void fetch(const View *view, int64_t b, int64_t h, int64_t t, int64_t size) {
     const REAL *from = TOKEN(*view, b, h, t);
-    for (long c = 0; c < size; c += 64 / (long)sizeof(REAL)) __builtin_prefetch(from + c);
+    for (int64_t c = 0; c < size; c += 64 / (int64_t)sizeof(REAL)) __builtin_prefetch(from + c);
 }
 
 /* Gradients of a query's features and of the memory, from that of what it read. */
 INLINE void back_from_read(
-    Features *f, const REAL *w, REAL *d_w, const REAL *restrict d_y, const long V
+    Features *f, const REAL *w, REAL *d_w, const REAL *restrict d_y, const int64_t V
 ) {
     REAL *restrict gradient = f->gradient;
-    for (long m = 0; m < f->n; m++) {
+    for (int64_t m = 0; m < f->n; m++) {
         const REAL *restrict row = w + f->index[m] * V;
         REAL *restrict d_row = d_w + f->index[m] * V, x = f->value[m], s = 0;
-        for (long c = 0; c < V; c++) {
+        for (int64_t c = 0; c < V; c++) {
             s += row[c] * d_y[c];
             d_row[c] += x * d_y[c];
         }
@@ -207,13 +207,13 @@ INLINE void back_from_read(
    Restores the old rows. */
 INLINE void back_from_change(
     Features *f, REAL *w, const REAL *restrict old, REAL *d_w, const REAL *restrict u,
-    const REAL *restrict d_v, const long V
+    const REAL *restrict d_v, const int64_t V
 ) {
     REAL *restrict gradient = f->gradient;
-    for (long m = 0; m < f->n; m++, old += V) {
+    for (int64_t m = 0; m < f->n; m++, old += V) {
         REAL *restrict row = w + f->index[m] * V, *restrict d_row = d_w + f->index[m] * V;
         REAL x = f->value[m], s = 0;
-        for (long c = 0; c < V; c++) {
+        for (int64_t c = 0; c < V; c++) {
             s += d_v ? d_row[c] * u[c] - old[c] * d_v[c] : d_row[c] * u[c];
             if (d_v) d_row[c] -= x * d_v[c];
             row[c] = old[c];
@@ -223,30 +223,32 @@ INLINE void back_from_change(
 }
 
 /* What token t adds under its key: computed into u for the delta rule, else the value itself. */
-INLINE const REAL *change_of(const Loop *f, long b, long h, long t, REAL *restrict u, const long V) {
+INLINE const REAL *change_of(
+    const Loop *f, int64_t b, int64_t h, int64_t t, REAL *restrict u, const int64_t V
+) {
     if (!f->delta) return TOKEN(f->v, b, h, t);
     REAL beta = *TOKEN(f->beta, b, h, t);
     const REAL *errors = TOKEN(f->errors, b, h, t);
-    for (long c = 0; c < V; c++) u[c] = beta * errors[c];
+    for (int64_t c = 0; c < V; c++) u[c] = beta * errors[c];
     return u;
 }
 
 /* Whether the memory is emptied before token t of row b. */
-INLINE int starts_at(const Loop *f, long b, long t) {
+INLINE int starts_at(const Loop *f, int64_t b, int64_t t) {
     return f->starts && f->starts[b * f->steps + t];
 }
 
 /* Heads first .. end - 1 of all rows; false if out of memory. */
-INLINE int forward_of(const Loop *f, long first, long end, const long V) {
-    long K = f->width, F = f->n_features, intervals = (f->steps - 1) / f->save_every;
+INLINE int forward_of(const Loop *f, int64_t first, int64_t end, const int64_t V) {
+    int64_t K = f->width, F = f->n_features, intervals = (f->steps - 1) / f->save_every;
     Features key = {0}, query = {0};
     REAL *u = malloc((size_t)V * sizeof(REAL));
     int can = new_features(&key, K, F) && new_features(&query, K, F) && u;
-    for (long r = first; can && r < end; r++) {
-        long b = r / f->n_heads, h = r % f->n_heads;
+    for (int64_t r = first; can && r < end; r++) {
+        int64_t b = r / f->n_heads, h = r % f->n_heads;
         REAL *w = f->after + r * F * V;
         memcpy(w, f->before + r * F * V, F * V * sizeof(REAL));
-        for (long t = 0; t < f->steps; t++) {
+        for (int64_t t = 0; t < f->steps; t++) {
             fetch(&f->k, b, h, t + AHEAD, K);
             fetch(&f->q, b, h, t + AHEAD, K);
             fetch(&f->v, b, h, t + AHEAD, V);
@@ -261,7 +263,7 @@ INLINE int forward_of(const Loop *f, long first, long end, const long V) {
                 const REAL *v = TOKEN(f->v, b, h, t);
                 REAL *errors = TOKEN(f->errors, b, h, t);
                 read_rows(u, w, V, &key);
-                for (long c = 0; c < V; c++) errors[c] = v[c] - u[c];
+                for (int64_t c = 0; c < V; c++) errors[c] = v[c] - u[c];
             }
             write_rows(w, NULL, change_of(f, b, h, t, u, V), V, &key);
             read_rows(TOKEN(f->y, b, h, t), w, V, &query);
@@ -276,35 +278,35 @@ INLINE int forward_of(const Loop *f, long first, long end, const long V) {
 /* Intervals from last to first, cut where the memory is emptied. Each is read forward again from the memory
    before it, copying the rows that a token overwrites; going back these are restored. Subtracting what was
    written instead would not bring back what rounding took, which is everything where a value is large. */
-INLINE int backward_of(const Loop *f, long first, long end, const long V) {
-    long K = f->width, F = f->n_features, intervals = (f->steps - 1) / f->save_every;
-    long longest = f->steps < f->save_every ? f->steps : f->save_every;
+INLINE int backward_of(const Loop *f, int64_t first, int64_t end, const int64_t V) {
+    int64_t K = f->width, F = f->n_features, intervals = (f->steps - 1) / f->save_every;
+    int64_t longest = f->steps < f->save_every ? f->steps : f->save_every;
     Features key = {0}, query = {0};
     REAL *w = malloc((size_t)(F * V) * sizeof(REAL)), *u = malloc((size_t)V * sizeof(REAL));
     REAL *d_u = malloc((size_t)V * sizeof(REAL));
     /* Untouched pages take no memory: with DPFP that is at least half of them. */
     REAL *overwritten = malloc((size_t)(longest * F * V) * sizeof(REAL));
     int can = new_features(&key, K, F) && new_features(&query, K, F) && w && u && d_u && overwritten;
-    for (long r = first; can && r < end; r++) {
-        long b = r / f->n_heads, h = r % f->n_heads;
+    for (int64_t r = first; can && r < end; r++) {
+        int64_t b = r / f->n_heads, h = r % f->n_heads;
         /* The gradient of the memory after the current token. */
         REAL *d_w = f->d_before + r * F * V;
         memcpy(d_w, f->d_after + r * F * V, F * V * sizeof(REAL));
-        for (long stop = f->steps, start; stop > 0; stop = start) {
-            long s = (stop - 1) / f->save_every;
+        for (int64_t stop = f->steps, start; stop > 0; stop = start) {
+            int64_t s = (stop - 1) / f->save_every;
             for (start = stop - 1; start > s * f->save_every && !starts_at(f, b, start);) start--;
             const REAL *saved = s ? f->saved + (r * intervals + s - 1) * F * V : f->before + r * F * V;
             if (starts_at(f, b, start)) memset(w, 0, F * V * sizeof(REAL));
             else memcpy(w, saved, F * V * sizeof(REAL));
             REAL *old = overwritten;
-            for (long t = start; t < stop; t++) {
+            for (int64_t t = start; t < stop; t++) {
                 fetch(&f->k, b, h, t + AHEAD, K);
                 fetch(f->delta ? &f->errors : &f->v, b, h, t + AHEAD, V);
                 find_features(&key, TOKEN(f->k, b, h, t), K, f->nu, f->normalises, f->epsilon);
                 write_rows(w, old, change_of(f, b, h, t, u, V), V, &key);
                 old += key.n * V;
             }
-            for (long t = stop - 1; t >= start; t--) {
+            for (int64_t t = stop - 1; t >= start; t--) {
                 fetch(&f->q, b, h, t - AHEAD, K);
                 fetch(&f->d_y, b, h, t - AHEAD, V);
                 find_features(&key, TOKEN(f->k, b, h, t), K, f->nu, f->normalises, f->epsilon);
@@ -322,7 +324,7 @@ INLINE int backward_of(const Loop *f, long first, long end, const long V) {
                     REAL beta = *TOKEN(f->beta, b, h, t);
                     read_rows(d_u, d_w, V, &key);
                     *TOKEN(f->d_beta, b, h, t) = dot(d_u, TOKEN(f->errors, b, h, t), V);
-                    for (long c = 0; c < V; c++) d_v[c] = beta * d_u[c];
+                    for (int64_t c = 0; c < V; c++) d_v[c] = beta * d_u[c];
                     back_from_change(&key, w, old, d_w, change, d_v, V);
                 }
                 back_to_key(&key, TOKEN(f->d_k, b, h, t), K, f->nu, f->normalises);
@@ -350,7 +352,7 @@ INLINE int backward_of(const Loop *f, long first, long end, const long V) {
 
 #include "token.h"
 
-int forward(const Loop *f, long first, long end) {
+EXPORT int forward(const Loop *f, int64_t first, int64_t end) {
     if (f->log_decay.data) {
         int few = f->steps < FEW && f->steps <= f->save_every;
         return few ? forward_tokens(f, first, end) : forward_chunks(f, first, end);
@@ -358,7 +360,7 @@ int forward(const Loop *f, long first, long end) {
     BY_WIDTH(forward_of)
 }
 
-int backward(const Loop *f, long first, long end) {
+EXPORT int backward(const Loop *f, int64_t first, int64_t end) {
     if (f->log_decay.data) return backward_chunks(f, first, end);
     BY_WIDTH(backward_of)
 }
@@ -368,24 +370,24 @@ int backward(const Loop *f, long first, long end) {
 /* Projections are queries, keys, values, beta's logits: [3 H K + H, D]. */
 typedef struct {
     Stack stack;
-    long nu, normalises, delta;
+    int64_t nu, normalises, delta;
     double epsilon;
     REAL *const *memories; /* per layer [B, H, F, V], written in place */
 } Step;
 
 /* Whether the output is finite; -1 if out of memory. */
-int step(const Step *s, const Matrices *matrices) {
+EXPORT int step(const Step *s, const Matrices *matrices) {
     const Stack *stack = &s->stack;
-    long B = stack->batch, D = stack->d_model, H = stack->n_heads, K = stack->width, I = H * K;
-    long P = stack->d_projected, F = 2 * K * s->nu;
+    int64_t B = stack->batch, D = stack->d_model, H = stack->n_heads, K = stack->width, I = H * K;
+    int64_t P = stack->d_projected, F = 2 * K * s->nu;
     Scratch t = new_scratch(stack);
     Features key = {0}, query = {0};
     REAL *u = malloc((size_t)K * sizeof(REAL)), sum = 0;
     int can = new_features(&key, K, F) && new_features(&query, K, F) && t.z && u;
-    for (long l = 0; can && l < stack->n_layers; l++) {
+    for (int64_t l = 0; can && l < stack->n_layers; l++) {
         project(stack, matrices, &t, l);
-        for (long r = 0; r < B * H; r++) {
-            long b = r / H, h = r % H;
+        for (int64_t r = 0; r < B * H; r++) {
+            int64_t b = r / H, h = r % H;
             const REAL *q = t.inside + b * P + h * K, *v = q + 2 * I;
             REAL *w = s->memories[l] + r * F * K;
             find_features(&key, q + I, K, s->nu, s->normalises, s->epsilon);
@@ -393,7 +395,7 @@ int step(const Step *s, const Matrices *matrices) {
             if (s->delta) {
                 REAL beta = 1 / (1 + exp(-t.inside[b * P + 3 * I + h]));
                 read_rows(u, w, K, &key);
-                for (long c = 0; c < K; c++) u[c] = beta * (v[c] - u[c]);
+                for (int64_t c = 0; c < K; c++) u[c] = beta * (v[c] - u[c]);
                 v = u;
             }
             write_rows(w, NULL, v, K, &key);
@@ -402,7 +404,7 @@ int step(const Step *s, const Matrices *matrices) {
         after_attention(stack, matrices, &t, l);
     }
     if (can) final_norm(stack, &t);
-    for (long i = 0; can && i < B * D; i++) sum += stack->x[i];
+    for (int64_t i = 0; can && i < B * D; i++) sum += stack->x[i];
     free(t.z);
     free(u);
     free_features(&key);

@@ -68,7 +68,7 @@ def run(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
     return y, after
 
 
-_ONE_TOKEN = struct.Struct("3l 8l")
+_ONE_TOKEN = struct.Struct("3q 8q")
 """``OneToken`` in C."""
 
 
@@ -200,7 +200,7 @@ _VIEWS = (
     "d_y",
 )  # fmt: skip
 _MEMORIES = ("before", "d_after", "after", "d_before", "saved")
-_LOOP = struct.Struct(f"{len(_INTEGERS)}l d l {4 * len(_VIEWS) + len(_MEMORIES)}l")
+_LOOP = struct.Struct(f"{len(_INTEGERS)}q d q {4 * len(_VIEWS) + len(_MEMORIES)}q")
 """``Loop`` in C: integers, epsilon, starts, views and memories. A view, of a tensor ``[B, H, T, ...]``
 of any strides, contiguous within an item, is its address and strides; what is missing has the address
 0."""
@@ -243,9 +243,9 @@ def _run(function: str, tensors: dict[str, Tensor], options: Options) -> None:
 class _Step(ctypes.Structure):
     _fields_ = (
         ("stack", Stack),
-        ("nu", ctypes.c_long),
-        ("normalises", ctypes.c_long),
-        ("delta", ctypes.c_long),
+        ("nu", ctypes.c_int64),
+        ("normalises", ctypes.c_int64),
+        ("delta", ctypes.c_int64),
         ("epsilon", ctypes.c_double),
         ("memories", ctypes.c_void_p),
     )
@@ -301,9 +301,9 @@ class _GatedLayer(ctypes.Structure):
 class _GatedStep(ctypes.Structure):
     _fields_ = (
         ("stack", Stack),
-        ("key_heads", ctypes.c_long),
-        ("key_width", ctypes.c_long),
-        ("taps", ctypes.c_long),
+        ("key_heads", ctypes.c_int64),
+        ("key_width", ctypes.c_int64),
+        ("taps", ctypes.c_int64),
         ("beta", ctypes.c_double),
         ("epsilon", ctypes.c_double),
         ("layers", ctypes.c_void_p),

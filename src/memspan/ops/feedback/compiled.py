@@ -35,7 +35,7 @@ class _Loop(ctypes.Structure):
     """``Loop`` in C, field by field."""
 
     _fields_ = (
-        [(name, ctypes.c_long) for name in INTEGERS]
+        [(name, ctypes.c_int64) for name in INTEGERS]
         + [(name, ctypes.c_double) for name in ("eps", "weights_scale", "scale")]
         + [(name, ctypes.c_void_p) for name in POINTERS]
     )  # fmt: skip

@@ -8,11 +8,11 @@
    tensor: hidden [L, B, C, D], keys and values [L, B, H, C, K], where C counts columns. */
 typedef struct {
     Stack stack;
-    long columns, end; /* the token's own column */
-    long covered;      /* distances that are projected */
-    long most;         /* the largest number of slots that a row attends to */
+    int64_t columns, end; /* the token's own column */
+    int64_t covered;      /* distances that are projected */
+    int64_t most;         /* the largest number of slots that a row attends to */
     double scale;      /* of the scores */
-    const long long *used; /* slots before end that a row attends to, [B] */
+    const int64_t *used; /* slots before end that a row attends to, [B] */
     REAL *hidden, *keys, *values;
     const REAL *position_keys, *position_scores; /* farthest first, [L, H, covered, K] and without K */
     REAL *received; /* may be null; [L, B, most + 1]: the attention that each slot gets is added */
@@ -21,11 +21,11 @@ typedef struct {
 /* One head: from its query, its keys and values (the oldest first), and the same of n distances. */
 INLINE void attend(
     REAL *attended, REAL *p, const REAL *q, const REAL *keys, const REAL *values,
-    const REAL *position_keys, const REAL *position_scores, REAL scale, long n, const long K
+    const REAL *position_keys, const REAL *position_scores, REAL scale, int64_t n, const int64_t K
 ) {
-    for (long j = 0; j < n; j++, keys += K, position_keys += K) {
+    for (int64_t j = 0; j < n; j++, keys += K, position_keys += K) {
         REAL sum = 0;
-        for (long k = 0; k < K; k++) sum += q[k] * (keys[k] + position_keys[k]);
+        for (int64_t k = 0; k < K; k++) sum += q[k] * (keys[k] + position_keys[k]);
         p[j] = scale * (sum + position_scores[j]);
     }
     softmax(p, n);
@@ -36,14 +36,14 @@ INLINE void attend(
 /* The heads of rows first .. end - 1 in layer l, from t->inside to t->attended, with p [most + 1] for
    scores. */
 INLINE void attention_of(
-    const Step *s, const Scratch *t, REAL *p, long l, long first, long end, const long K
+    const Step *s, const Scratch *t, REAL *p, int64_t l, int64_t first, int64_t end, const int64_t K
 ) {
-    long B = s->stack.batch, H = s->stack.n_heads, C = s->columns;
-    for (long r = first * H; r < end * H; r++) {
-        long b = r / H, h = r % H, n = s->used[b] + 1, oldest = s->end + 1 - n;
+    int64_t B = s->stack.batch, H = s->stack.n_heads, C = s->columns;
+    for (int64_t r = first * H; r < end * H; r++) {
+        int64_t b = r / H, h = r % H, n = s->used[b] + 1, oldest = s->end + 1 - n;
         const REAL *q = t->inside + (b - first) * 3 * H * K + h * K;
         REAL *keys = s->keys + (l * B * H + r) * C * K, *values = s->values + (l * B * H + r) * C * K;
-        long distances = (l * H + h + 1) * s->covered - n;
+        int64_t distances = (l * H + h + 1) * s->covered - n;
         memcpy(keys + s->end * K, q + H * K, K * sizeof(REAL));
         memcpy(values + s->end * K, q + 2 * H * K, K * sizeof(REAL));
         attend(
@@ -52,20 +52,20 @@ INLINE void attention_of(
         );
         if (!s->received) continue;
         REAL *received = s->received + (l * B + b + 1) * (s->most + 1) - n;
-        for (long j = 0; j < n; j++) received[j] += p[j];
+        for (int64_t j = 0; j < n; j++) received[j] += p[j];
     }
 }
 
 /* Rows first .. end - 1; false if out of memory. */
-int step(const Step *s, const Matrices *matrices, long first, long end) {
+EXPORT int step(const Step *s, const Matrices *matrices, int64_t first, int64_t end) {
     Stack stack = s->stack;
-    long B = stack.batch, D = stack.d_model;
+    int64_t B = stack.batch, D = stack.d_model;
     stack.x += first * D, stack.batch = end - first;
     Scratch t = new_scratch(&stack);
     REAL *p = malloc((size_t)(s->most + 1) * sizeof(REAL));
     int can = t.z && p;
-    for (long l = 0; can && l < stack.n_layers; l++) {
-        for (long b = first; b < end; b++)
+    for (int64_t l = 0; can && l < stack.n_layers; l++) {
+        for (int64_t b = first; b < end; b++)
             memcpy(
                 s->hidden + ((l * B + b) * s->columns + s->end) * D, s->stack.x + b * D,
                 D * sizeof(REAL)
@@ -87,14 +87,14 @@ int step(const Step *s, const Matrices *matrices, long first, long end) {
 
 /* Compressed slots made after a token, one in each of n rows. */
 typedef struct {
-    long n;
-    const long long *rows, *columns; /* [n]: columns they are put at */
-    const long long *older, *kept;   /* [n]: the older ones' first column, and their number */
+    int64_t n;
+    const int64_t *rows, *columns; /* [n]: columns they are put at */
+    const int64_t *older, *kept;   /* [n]: the older ones' first column, and their number */
     const REAL *hidden;              /* [L, n, D] */
 } Compressed;
 
 /* Slots of one row and head, or of all of its hidden state: the older ones move in front of the new. */
-static void put_in_front(REAL *slots, const Compressed *c, long i, const REAL *new, long width) {
+static void put_in_front(REAL *slots, const Compressed *c, int64_t i, const REAL *new, int64_t width) {
     memmove(
         slots + (c->columns[i] - c->kept[i]) * width, slots + c->older[i] * width,
         c->kept[i] * width * sizeof(REAL)
@@ -103,15 +103,15 @@ static void put_in_front(REAL *slots, const Compressed *c, long i, const REAL *n
 }
 
 /* Write compressed slots, with their keys and values, into the buffers; false if out of memory. */
-int insert(const Step *s, const Matrices *matrices, const Compressed *c) {
+EXPORT int insert(const Step *s, const Matrices *matrices, const Compressed *c) {
     Stack stack = s->stack;
-    long D = stack.d_model, H = stack.n_heads, K = stack.width, C = s->columns, P = stack.d_projected;
+    int64_t D = stack.d_model, H = stack.n_heads, K = stack.width, C = s->columns, P = stack.d_projected;
     /* Queries are not needed, but panels are whole. */
-    long skipped = H * K / PANEL * PANEL, n = c->n;
+    int64_t skipped = H * K / PANEL * PANEL, n = c->n;
     stack.batch = n;
     Scratch t = new_scratch(&stack);
     if (!t.z) return 0;
-    for (long l = 0; l < stack.n_layers; l++) {
+    for (int64_t l = 0; l < stack.n_layers; l++) {
         const Layer *layer = stack.layers + l;
         const REAL *hidden = c->hidden + l * n * D;
         Packed keys_and_values = matrices[l].projections;
@@ -122,10 +122,10 @@ int insert(const Step *s, const Matrices *matrices, const Compressed *c) {
             t.z, D, &keys_and_values, n, layer->projections_bias + skipped, NULL,
             t.inside + skipped, P, 0
         );
-        for (long i = 0; i < n; i++) {
-            long row = l * s->stack.batch + c->rows[i];
+        for (int64_t i = 0; i < n; i++) {
+            int64_t row = l * s->stack.batch + c->rows[i];
             put_in_front(s->hidden + row * C * D, c, i, hidden + i * D, D);
-            for (long h = 0; h < H; h++) {
+            for (int64_t h = 0; h < H; h++) {
                 const REAL *key = t.inside + i * P + (H + h) * K;
                 put_in_front(s->keys + (row * H + h) * C * K, c, i, key, K);
                 put_in_front(s->values + (row * H + h) * C * K, c, i, key + H * K, K);

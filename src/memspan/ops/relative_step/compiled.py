@@ -23,7 +23,7 @@ class _Step(ctypes.Structure):
 
     _fields_ = (
         [("stack", Stack)]
-        + [(name, ctypes.c_long) for name in _INTEGERS]
+        + [(name, ctypes.c_int64) for name in _INTEGERS]
         + [("scale", ctypes.c_double)]
         + [(name, ctypes.c_void_p) for name in _POINTERS]
     )
@@ -32,7 +32,7 @@ class _Step(ctypes.Structure):
 class _Compressed(ctypes.Structure):
     """``Compressed`` in C, field by field."""
 
-    _fields_ = [("n", ctypes.c_long)] + [
+    _fields_ = [("n", ctypes.c_int64)] + [
         (name, ctypes.c_void_p) for name in ("rows", "columns", "older", "kept", "hidden")
     ]
 
