@@ -71,6 +71,27 @@ def test_a_reader_that_another_thread_uses_is_refused(
     assert elsewhere(lambda: reader.reset([True, True])) is None
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_a_pass_replaces_no_weights_that_another_thread_may_read(name: str) -> None:
+    """Another thread would leave out their gradients, or find its reader stale."""
+    model = LanguageModel(11, CASES[name].backbone)
+    weights = dict(model.named_parameters())
+    replaced: set[str] = set()
+
+    def compare(*_: object) -> None:
+        replaced.update(n for n, p in model.named_parameters() if p is not weights[n])
+
+    for module in model.modules():
+        module.register_forward_hook(compare)
+    tokens = torch.zeros(2, 6, dtype=torch.long)
+    memory = None
+    for _ in range(4):
+        output = model(tokens, memory, targets=tokens)
+        output.loss.backward()
+        memory = output.memory.detach()
+    assert not replaced
+
+
 @pytest.mark.parametrize("part", [lambda model: model, lambda model: model.backbone])
 def test_data_parallel_is_refused(part: Callable[[LanguageModel], nn.Module]) -> None:
     """Its copies are made in one process, a thread for each GPU."""

@@ -366,6 +366,25 @@ class CompressiveLayer(RelativeLayer):
 
 def _frozen(part: nn.Module, x: Tensor) -> Tensor:
     """``part(x)``, without a gradient for its parameters."""
-    parameters = {name: parameter.detach() for name, parameter in part.named_parameters()}
-    output: Tensor = functional_call(part, parameters, (x,))
-    return output
+    if torch.compiler.is_compiling() or any("forward" in vars(m) for m in part.modules()):
+        # Puts other tensors into the module itself, which other threads would see.
+        parameters = {name: parameter.detach() for name, parameter in part.named_parameters()}
+        output: Tensor = functional_call(part, parameters, (x,))
+        return output
+    return _with_detached(part)(x)  # type: ignore[no-any-return]
+
+
+def _with_detached(part: nn.Module) -> nn.Module:
+    """A copy of ``part`` that shares all but the tables of its modules and of its parameters, which are
+    detached."""
+    copied = object.__new__(type(part))
+    vars(copied).update(vars(part))
+    vars(copied)["_parameters"] = {
+        name: None if parameter is None else parameter.detach()
+        for name, parameter in part._parameters.items()
+    }
+    vars(copied)["_modules"] = {
+        name: None if module is None else _with_detached(module)
+        for name, module in part._modules.items()
+    }
+    return copied
