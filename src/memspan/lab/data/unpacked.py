@@ -74,7 +74,10 @@ def documents_in(path: Path, field: str) -> list[Text]:
         read = read_ids if suffix == ".npy" else READERS.get(suffix, _plain)
         with open(path, "rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
-        pieces = _checked(path, read(path, field))
+        documents = read(path, field)
+        if read is read_table and is_compressed(path):
+            documents = _bounded(path, documents)
+        pieces = _checked(path, documents)
         key = [read.__name__, suffix, content, field]
         whole = read in (_plain, read_ids)
         unit = WIDTH if read is read_ids else 1
@@ -102,6 +105,14 @@ def _checked(path: Path, pieces: Iterator[bytes]) -> Iterator[bytes]:
         if isinstance(error, MemspanError) or not is_damage(error):
             raise
         raise damaged(path, error) from None
+
+
+def _bounded(path: Path, documents: Iterator[bytes]) -> Iterator[bytes]:
+    """``documents``, after all of the file was unpacked once, piece by piece: the library that reads
+    tables takes a whole value into memory before its length can be seen."""
+    for _ in _checked(path, _plain(path, "")):
+        pass
+    yield from documents
 
 
 def unpacked(
