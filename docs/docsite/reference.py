@@ -81,7 +81,8 @@ def _public(module: griffe.Object | griffe.Alias) -> Iterator[tuple[str, griffe.
             if ours and not member.final_target.is_module:
                 yield name, member.final_target
         elif name in (module.exports or []):
-            yield name, member
+            # Python's name is then the function's, griffe's that of the file that it is in.
+            yield name, member.members.get(name, member) if member.is_module else member
 
 
 def _member(name: str, member: griffe.Object, page: str, root: Path) -> Iterator[str]:
