@@ -85,6 +85,7 @@ def test_tokens_targets_starts_and_lengths(name: str) -> None:
         (torch.tensor([1, 4]), "lengths must lie in 0 .. 3"),
         (torch.tensor([1.0, 2.0]), "lengths must be integers [2], the tokens of each row, not "),
         (TOKENS, "lengths must be integers [2], the tokens of each row, not "),
+        ([1, 2, 3], "lengths must be integers [2], the tokens of each row, not int64 [3]"),
         (torch.tensor([1, 2], device="meta"), "on meta"),
     ):
         refused(said, partial(model, TOKENS, lengths=lengths))

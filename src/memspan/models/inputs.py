@@ -19,7 +19,7 @@ from memspan.errors import MemspanError, NonFiniteError, refuse_unknown
 from memspan.memory import Memory
 from memspan.models.segments import Padding
 from memspan.nn import NOT_SCORED
-from memspan.trees import check_field, check_kind, described, named, per_row, suits
+from memspan.trees import check_field, check_kind, described, form, named, per_row, suits
 
 
 def check_tokens(tokens: Tensor, targets: Tensor | None = None) -> None:
@@ -61,6 +61,8 @@ def own_lengths(lengths: Tensor | list[int], x: Tensor, padding: Padding) -> Ten
     if not isinstance(lengths, Tensor) or lengths.device == x.device:
         wanted = f"lengths must be integers [{x.shape[0]}], the tokens of each row"
         lengths = per_row(lengths, torch.int64, wanted, x.device)
+        if len(lengths) != x.shape[0]:
+            raise MemspanError(f"{wanted}, not {form(lengths)}")
     _check("lengths", lengths, torch.int64, x.shape[:1], x.device)
     if can_look(lengths) and ((lengths < 0) | (lengths > x.shape[1])).any():
         raise MemspanError(
