@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help native demo test test-rest test-all smoke newest oldest check package docs docs-read docs-test figures house journeys bench bench-learning gpu chaos fuzz constraints soak clean
+.PHONY: help native demo test test-rest test-all smoke newest oldest check package docs docs-read docs-test figures house journeys bench bench-delta-rule instructions instructions-store bench-learning gpu chaos fuzz constraints soak clean
 help: ## list the targets
 	@grep -E '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
@@ -106,6 +106,16 @@ docs-test: docs ## look at the built site in headless Chromium, which must be in
 bench: native ## measure speed and memory against peers, in an environment of its own
 	PYTHON=$(PYTHON) sh benchmarks/environment.sh
 	.bench-venv/bin/python benchmarks/throughput.py $(ARGS)
+
+bench-delta-rule: native ## measure the delta rule against peers, in the same environment (minutes)
+	PYTHON=$(PYTHON) sh benchmarks/environment.sh
+	.bench-venv/bin/python benchmarks/delta_rule.py $(ARGS)
+
+instructions: .venv native ## count instructions of short workloads and compare them with those stored; needs valgrind (minutes)
+	$(BIN)/python benchmarks/instructions.py
+
+instructions-store: .venv native ## count instructions of short workloads and store them
+	$(BIN)/python benchmarks/instructions.py --store
 
 bench-learning: .venv native ## measure learning on Tiny Shakespeare against a plain GPT
 	$(BIN)/python benchmarks/memory_worth.py --models gpt transformer-xl --sides carried $(ARGS)
