@@ -1,5 +1,5 @@
-"""The delta and the sum rule in C: by the loops in ``compiled.c``, with a decay by the chunks in
-``chunks.h``, and single tokens through a whole stack.
+"""The delta and the sum rule in C: by the loops in ``compiled.c``, with a decay or a map other than
+DPFP by the chunks in ``chunks.h``, and single tokens through a whole stack.
 
 ``README.md`` has the derivation.
 """
@@ -46,7 +46,14 @@ def obstacle(inputs: RuleInputs) -> str | None:
 
 
 def run(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
-    """Maps other than DPFP are applied by PyTorch first, with a decay all: it reaches every feature."""
+    """Maps other than DPFP are applied by PyTorch first, with a decay all: it reaches every feature.
+
+    The loop gains by the zeros that it skips. Where there are none, the delta rule goes by chunks, with
+    a decay of 1.
+    """
+    dense = not isinstance(inputs.feature_map, DPFP)
+    if dense and inputs.beta is not None and inputs.log_decay is None:
+        inputs = inputs._replace(log_decay=torch.zeros_like(inputs.beta))
     inputs = inputs.by_value_head() if inputs.log_decay is None else inputs.with_decay()
     q = inputs.q
     k = inputs.k

@@ -11,7 +11,7 @@ Each head has a matrix ``W [F, V]`` (the paper's, transposed). With features ``q
 Yang, Kautz and Hatamizadeh (arXiv 2412.06464) call the second the gated delta rule, eq. 10.
 All but the last have three implementations, each in a file of its own: ``reference.py``, a loop over
 tokens; ``chunked.py``, matrix products over chunks of tokens (Yang et al. 2024, arXiv 2406.06484);
-``compiled.py``, the loop over tokens in C, with a decay chunks in C. ``fla.py`` hands the delta rule to
+``compiled.py``, the loop over tokens in C, or chunks in C. ``fla.py`` hands the delta rule to
 another library's kernels. Derived in ``docs/annotated/delta_rule.md``.
 """
 
@@ -235,9 +235,9 @@ IMPLEMENTATIONS: dict[str, Implementation[RuleInputs, tuple[Tensor, Tensor]]] = 
 ``chunked``: PyTorch, on any device. ``fla``: only by name, on CUDA, in bfloat16, never run there yet.
 ``reference``: plain autograd, for ``torch.func``, ``vmap`` and gradients of gradients.
 
-NaN or infinity in a token spoils what comes after it in its row and head; with ``chunked``, and with a
-decay with ``compiled``, also the earlier tokens of its chunk (of 32, in C of 8). The worst case known
-in float32 is one key repeated 1,000 times with ``beta`` 2: ``chunked`` is then off by 1.5e-4,
+NaN or infinity in a token spoils what comes after it in its row and head; with ``chunked``, and with
+the chunks of ``compiled``, also the earlier tokens of its chunk (of 32, in C of 8). The worst case
+known in float32 is one key repeated 1,000 times with ``beta`` 2: ``chunked`` is then off by 1.5e-4,
 ``compiled`` by 1.4e-5, the loop by 2e-6."""
 
 
