@@ -109,7 +109,7 @@ bench: native ## measure speed and memory against peers, in an environment of it
 
 bench-delta-rule: native ## measure the delta rule against peers, in the same environment (minutes)
 	PYTHON=$(PYTHON) sh benchmarks/environment.sh
-	.bench-venv/bin/python benchmarks/delta_rule.py $(ARGS)
+	.bench-venv/bin/python benchmarks/delta_rule_peers.py $(ARGS)
 
 instructions: .venv native ## count instructions of short workloads and compare them with those stored; needs valgrind (minutes)
 	$(BIN)/python benchmarks/instructions.py

@@ -1,6 +1,6 @@
 """The delta rule against what others compute it with on a CPU, the same inputs, in float32.
 
-    python benchmarks/delta_rule.py [--seconds 0.1] [--rounds 3]
+    python benchmarks/delta_rule_peers.py [--seconds 0.1] [--rounds 3]
 
 writes ``results/delta-rule.json``: how many times as much CPU time a side takes as ours (``compiled``,
 the C), forward, forward and backward together, and for one token after a memory, with a decay and
