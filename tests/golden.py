@@ -38,6 +38,12 @@ def folder() -> Path:
     return (ROOT / os.environ.get("MEMSPAN_GOLDEN", default)).resolve()
 
 
+def set_folder(name: str) -> Path:
+    """A set's folder, in ``tests/recorded`` where :func:`folder` does not have it."""
+    places = (folder() / name, ROOT / "tests" / "recorded" / name)
+    return next((place for place in places if place.is_dir()), places[0])
+
+
 def class_of(path: Path) -> str:
     """Architecture of the configuration, by the peer's name."""
     return str(json.loads(path.read_text())["config"].get("cls", ""))
@@ -48,7 +54,7 @@ def parameters(*sets: str, of: str | None = None) -> list[Any]:
 
     ``of``: only configurations of this class, in sets that hold several.
     """
-    paths = [path for name in sets for path in sorted((folder() / name).glob("*.json"))]
+    paths = [path for name in sets for path in sorted(set_folder(name).glob("*.json"))]
     paths = [p for p in paths if of is None or p.parent.name not in MIXED or class_of(p) == of]
     CLAIMED.update(paths)
     if not paths:

@@ -16,6 +16,7 @@ from torch import Tensor
 from memspan import MemspanError, ops
 from memspan.models import Feedback, FeedbackConfig
 from memspan.ops.convolution import IMPLEMENTATIONS as CONVOLUTIONS
+from memspan.ops.delta_rules.rule import IMPLEMENTATIONS as GENERALIZED
 from memspan.ops.fast_weights.rules import IMPLEMENTATIONS as RULES
 from memspan.ops.feedback.recurrence import IMPLEMENTATIONS as RECURRENCES
 from memspan.ops.relative import IMPLEMENTATIONS as ATTENTIONS
@@ -63,6 +64,11 @@ def delta(s: Sizes) -> Given:
 
 def decaying(s: Sizes) -> Given:
     return delta(s) | {"log_decay": -torch.rand(s.B, s.H, s.T)}
+
+
+def generalized(s: Sizes) -> Given:
+    key = {name: random(s.B, s.H, s.T, s.K) / 4 for name in ("erase", "lookup")}
+    return rule(s) | key | {"log_decay": -torch.rand(s.B, s.H, s.T, s.K)}
 
 
 def mapped(s: Sizes) -> Given:
@@ -124,6 +130,7 @@ OPERATIONS: dict[str, tuple[Callable[..., Any], Callable[[Sizes], Given], tuple[
     "delta": (ops.delta_rule, delta, (*RULES,)),
     "delta with a decay": (ops.delta_rule, decaying, (*RULES,)),
     "delta of dpfp": (ops.delta_rule, mapped, (*RULES,)),
+    "generalized delta": (ops.generalized_delta_rule, generalized, (*GENERALIZED,)),
     "sum": (ops.sum_rule, rule, (*RULES,)),
     "convolution": (ops.short_convolution, convolution, (*CONVOLUTIONS,)),
     "relative": (ops.relative_attention, relative, (*ATTENTIONS,)),
@@ -304,6 +311,7 @@ FUNCTIONS = [
 ]
 ARGUMENTS = {
     "delta_rule": delta,
+    "generalized_delta_rule": generalized,
     "sum_rule": rule,
     "outer_product_rule": lambda s: rule(s) | {"activation": "tanh"},
     "short_convolution": convolution,

@@ -105,7 +105,7 @@ MISTAKES: list[tuple[Operation, dict[str, Any], str]] = [
     (RULE, {"weights": torch.zeros(B, H, V, K)}, r"the memory is .* must be \[2, 3, 5, 7\]"),
     (RULE, {"beta": torch.ones(B, H, T, device="meta")}, "beta is on meta and q on cpu: move one"),
     (RULE, {"k": torch.ones(B, H, T, K, dtype=torch.long)}, "k must be a floating-point tensor"),
-    (RULE, {"log_decay": torch.zeros(B, H)}, r"log_decay must be \[B, H, T\], \[2, 3, 4\]"),
+    (RULE, {"log_decay": torch.zeros(B, H)}, r"log_decay must be \[B, H, T\] or \[B, H, T, F\]"),
     (RULE, {"log_decay": torch.ones(B, H, T)}, "at most 0, not 1: pass the logarithm"),
     (RULE, {n: torch.randn(B, 2, T, K) for n in "qk"}, "3 heads of values cannot share 2 heads of"),
     (RULE, {n: torch.zeros(B, H, 0, 5) for n in "qk"}, "do not fit together|no tokens"),

@@ -14,6 +14,9 @@ from memspan._lazy import lazily
 
 if TYPE_CHECKING:
     from memspan.ops.convolution import short_convolution as short_convolution
+    from memspan.ops.delta_rules.rule import (
+        generalized_delta_rule as generalized_delta_rule,
+    )
     from memspan.ops.fast_weights.feature_maps import DPFP as DPFP
     from memspan.ops.fast_weights.feature_maps import dpfp as dpfp
     from memspan.ops.fast_weights.feature_maps import elu_plus_one as elu_plus_one
@@ -54,6 +57,7 @@ __all__, __getattr__, __dir__ = lazily(
         "memspan.ops.feedback.attention": ("Distances", "feedback_attention", "span_mask"),
         "memspan.ops.feedback.buffers": ("FoldedWeights",),
         "memspan.ops.feedback.recurrence": ("feedback_recurrence",),
+        "memspan.ops.delta_rules.rule": ("generalized_delta_rule",),
         "memspan.ops.relative": ("Positions", "attention_weights", "relative_attention"),
     },
 )

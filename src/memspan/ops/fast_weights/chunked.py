@@ -1,112 +1,53 @@
 """The delta and the sum rule by chunks of tokens (Yang et al. 2024, arXiv 2406.06484), in PyTorch.
 
 Matrix products and one triangular solve; the cost is linear in the length. The derivation is in
-``docs/annotated/delta_rule.md``. Inside, tensors are ``[N, M, G, ...]``: ``N`` chunks of ``G`` tokens,
-``M = B * H`` heads.
+``docs/annotated/delta_rule.md``. Tensors of chunks are as in :mod:`memspan.ops.chunks`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
+from memspan.ops.chunks import by_chunks
+from memspan.ops.delta_rules.chunked import read_chunks
+from memspan.ops.delta_rules.decays import HeadDecay
 from memspan.ops.fast_weights.rules import RuleInputs
 from memspan.ops.first_derivatives import apply, first_derivatives_only
 
-CACHE_BYTES = 1 << 20
-"""On a CPU, as many chunks are processed at once as have memories of this size in total."""
-RECOMPUTED_CHUNKS = 16
-"""With ``recompute``, chunks between two memories that are saved for backward."""
-
 
 def run(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
-    """Divide ``[B, H, T, ...]`` into chunks, run over them, and put the outputs together again.
-
-    The tokens after the last full chunk form a shorter one: nothing is padded.
-    """
+    """Read all tokens; a document's start is a decay of zero."""
     inputs = inputs.by_value_head().with_decay()
     kind = inputs.v.dtype
     if inputs.beta is not None and kind.itemsize < 4:
         # No triangular solve is in half precision.
         inputs = inputs.to(torch.float32)
-    batch, n_heads, length = inputs.q.shape[:3]
-    tensors = [inputs.q, inputs.k, inputs.v]
-    tensors += [x.unsqueeze(-1) for x in (inputs.beta, inputs.log_decay) if x is not None]
-    recompute = inputs.chunking.recompute
-    size = min(inputs.chunking.size, length)
-    full = length - length % size
-    block = size * _chunks_at_once(inputs.weights, recompute)
-    lengths = [min(block, full - start) for start in range(0, full, block)]
-    lengths += [length - full] if full < length else []
+    decay = inputs.log_decay
+    per_channel = decay is not None and decay.dim() == 4
+    given = {}
+    if inputs.beta is not None:
+        given["beta"] = inputs.beta.unsqueeze(-1)
+    if decay is not None:
+        given["log_decay"] = decay if per_channel else decay.unsqueeze(-1)
 
-    def run_block(
+    def read(
         weights: Tensor, q: Tensor, k: Tensor, v: Tensor, *strengths: Tensor
     ) -> tuple[Tensor, Tensor]:
         q = inputs.features(q)
         k = inputs.features(k)
-        if inputs.beta is None:
-            return _sum_rule(q, k, v, weights, *strengths)
-        y, after = apply(_DeltaRule, weights, q, k, v, *strengths)
-        return y, after
+        if inputs.beta is not None and not per_channel:
+            y, after = apply(_DeltaRule, weights, q, k, v, *strengths)
+            return y, after
+        return read_chunks(weights, q, k, v, **dict(zip(given, strengths, strict=True)))
 
-    weights = inputs.weights.flatten(0, 1)
-    outputs = []
-    # Split once: the backward of slices would write a gradient of the full length for each.
-    for blocks in zip(*(t.split(lengths, 2) for t in tensors), strict=True):
-        chunks = [_to_chunks(t, min(size, t.shape[2])) for t in blocks]
-        if recompute:
-            y, weights = checkpoint(  # type: ignore[misc]
-                run_block, weights, *chunks, use_reentrant=False, preserve_rng_state=False
-            )
-        else:
-            y, weights = run_block(weights, *chunks)
-        outputs.append(_from_chunks(y, batch, n_heads))
-    y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
-    return y.transpose(1, 2).to(kind), weights.view(inputs.weights.shape).to(kind)
-
-
-def _chunks_at_once(weights: Tensor, recompute: bool) -> int:
-    """On a CPU, as many as its cache holds; elsewhere all."""
-    if recompute:
-        return RECOMPUTED_CHUNKS
-    memory = weights.numel() * weights.element_size()
-    # Exports may leave the number of rows free.
-    if weights.device.type != "cpu" or not isinstance(memory, int):
-        return 1 << 30
-    return max(1, CACHE_BYTES // max(1, memory))
-
-
-def _to_chunks(x: Tensor, size: int) -> Tensor:
-    """``[B, H, N * G, K] -> [N, B * H, G, K]``."""
-    return x.unflatten(2, (-1, size)).permute(2, 0, 1, 3, 4).flatten(1, 2).contiguous()
-
-
-def _from_chunks(y: Tensor, batch: int, n_heads: int) -> Tensor:
-    """``[N, B * H, G, V] -> [B, N * G, H, V]``, the order in memory that the next product needs."""
-    n_chunks, _, size, width = y.shape
-    y = y.view(n_chunks, batch, n_heads, size, width)
-    return y.permute(1, 0, 3, 2, 4).flatten(1, 2)
-
-
-def _sum_rule(
-    q: Tensor, k: Tensor, v: Tensor, weights: Tensor, log_decay: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """``Y = Q S + tril(Q K^T) V``, ``S' = S + K^T V``; with decays as in the delta rule."""
-    scores = (q @ k.mT).tril()
-    if log_decay is None:
-        after = weights + (k.mT @ v).cumsum(0)
-        before = torch.cat([weights[None], after[:-1]])
-        return q @ before + scores @ v, after[-1]
-    decay = _Decay.of(log_decay)
-    befores = []
-    for whole, written in zip(decay.whole, (k * decay.until).mT @ v, strict=True):
-        befores.append(weights)
-        weights = whole * weights + written
-    return (q * decay.since) @ torch.stack(befores) + (scores * decay.between) @ v, weights
+    tensors = [inputs.q, inputs.k, inputs.v, *given.values()]
+    y, after = by_chunks(
+        read, inputs.weights, tensors, inputs.chunking.size, inputs.chunking.recompute
+    )
+    return y.to(kind), after.to(kind)
 
 
 class _DeltaRule(torch.autograd.Function):
@@ -116,7 +57,7 @@ class _DeltaRule(torch.autograd.Function):
     ``S``: what remains chunk by chunk is ``z = R (V - K S)`` and ``S' = S + K^T u``, and their reverse
     in the backward pass. Nothing is divided by beta, which may be zero.
 
-    With a decay, ``K K^T`` and ``Q K^T`` are multiplied by the :class:`_Decay` between two tokens, and
+    With a decay, ``K K^T`` and ``Q K^T`` are multiplied by the decay between two tokens, and
     ``S`` by that since the chunk began.
     """
 
@@ -130,7 +71,7 @@ class _DeltaRule(torch.autograd.Function):
         beta: Tensor,
         log_decay: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        decay = None if log_decay is None else _Decay.of(log_decay)
+        decay = None if log_decay is None else HeadDecay(log_decay)
         gram = (k @ k.mT).tril_(-1)
         scores = (q @ k.mT).tril_()
         reading = k
@@ -139,9 +80,9 @@ class _DeltaRule(torch.autograd.Function):
         if decay is not None:
             gram = gram * decay.between
             scores = scores * decay.between
-            reading = k * decay.since
-            asking = q * decay.since
-            writing = k * decay.until
+            reading = k * decay.from_start
+            asking = q * decay.from_start
+            writing = k * decay.to_end
         eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device).expand_as(gram)
         inverse = torch.linalg.solve_triangular(
             gram * beta.mT, eye, upper=False, unitriangular=True
@@ -153,7 +94,7 @@ class _DeltaRule(torch.autograd.Function):
             before.append(weights)
             z = torch.bmm(inverse_n, torch.baddbmm(v_n, reading_n, weights, alpha=-1))
             if decay is not None:
-                weights = decay.whole[n] * weights
+                weights = decay.whole(n, weights)
             weights = torch.baddbmm(weights, writing_n.mT, beta_n * z)
             changes.append(z)
         z = torch.stack(changes)
@@ -173,14 +114,14 @@ def _delta_rule_backward(
 ) -> tuple[Tensor, ...]:
     """Gradients of all inputs; names as in the forward pass."""
     log_decay, q, k, beta, gram, inverse, scores, z, s = saved
-    decay = None if log_decay is None else _Decay.of(log_decay)
+    decay = None if log_decay is None else HeadDecay(log_decay)
     reading = k
     asking = q
     writing = k
     if decay is not None:
-        reading = k * decay.since
-        asking = q * decay.since
-        writing = k * decay.until
+        reading = k * decay.from_start
+        asking = q * decay.from_start
+        writing = k * decay.to_end
     # The parts of du and dS that come from reading.
     read_u = scores.mT @ d_y
     read_s = asking.mT @ d_y
@@ -196,7 +137,7 @@ def _delta_rule_backward(
         d_us.append(torch.baddbmm(read_u_n, writing_n, d_weights))
         d_vs.append(torch.bmm(inverse_n.mT, beta_n * d_us[-1]))
         if decay is not None:
-            d_weights = decay.whole[-n] * d_weights
+            d_weights = decay.whole(-n, d_weights)
         d_weights = torch.baddbmm(d_weights + read_s_n, reading_n.mT, d_vs[-1], alpha=-1)
     d_u, d_v, d_s = (torch.stack(t[::-1]) for t in (d_us, d_vs, d_after))
     u = beta * z
@@ -209,14 +150,14 @@ def _delta_rule_backward(
         d_k = _add_product(d_scores.mT @ q, u, d_s.mT)
         _add_product(_add_product(d_k, d_v, s.mT, -1.0), d_gram, k, -1.0)
         return d_weights, d_q, d_k, d_v, d_beta
-    d_asked = decay.since * (d_y @ s.mT)
-    d_read = decay.since * (d_v @ s.mT)
-    d_written = decay.until * (u @ d_s.mT)
+    d_asked = decay.from_start * (d_y @ s.mT)
+    d_read = decay.from_start * (d_v @ s.mT)
+    d_written = decay.to_end * (u @ d_s.mT)
     # Of the logarithm of the decay from token j to token i.
     d_between = d_scores * scores - d_gram * gram
     d_since = (q * d_asked - k * d_read).sum(-1)
     d_until = (k * d_written).sum(-1)
-    d_whole = (decay.whole * s * d_s).sum((-1, -2))
+    d_whole = (decay.from_start[..., -1:, :] * s * d_s).sum((-1, -2))
     d_scores = d_scores * decay.between
     d_gram = d_gram * decay.between
     d_q = _add_product(d_asked, d_scores, k)
@@ -226,35 +167,6 @@ def _delta_rule_backward(
     d_to = d_between.sum(-1) + d_since - d_between.sum(-2) - d_until
     d_log = d_to.flip(-1).cumsum(-1).flip(-1) + (d_until.sum(-1) + d_whole).unsqueeze(-1)
     return d_weights, d_q, d_k, d_v, d_beta, d_log.unsqueeze(-1)
-
-
-@dataclass(frozen=True)
-class _Decay:
-    """The products of decays within a chunk.
-
-    Their logarithms are sums over just the tokens that they span: a difference of sums from the chunk's
-    start would lose what is small beside a strong decay further back.
-    """
-
-    between: Tensor
-    """From token j to token i, without j's own: ``[N, M, G, G]``, 0 above the diagonal."""
-    since: Tensor
-    """From the chunk's start to each token, ``[N, M, G, 1]``."""
-    until: Tensor
-    """From each token to the chunk's end, ``[N, M, G, 1]``."""
-    whole: Tensor
-    """``[N, M, 1, 1]``"""
-
-    @classmethod
-    def of(cls, log_decay: Tensor) -> _Decay:
-        """From the logarithms ``[N, M, G, 1]``."""
-        size = log_decay.shape[-2]
-        later = torch.ones(size, size, dtype=torch.bool, device=log_decay.device).triu()
-        # Masked, not multiplied by 0: a logarithm may be -inf.
-        spans = log_decay.expand(-1, -1, -1, size).masked_fill(later, 0.0).cumsum(-2)
-        between = spans.masked_fill(later.triu(1), -torch.inf).exp()
-        since = log_decay.cumsum(-2).exp()
-        return cls(between, since, between[..., -1:, :].mT, since[..., -1:, :])
 
 
 def _add_product(x: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:

@@ -42,6 +42,8 @@ def obstacle(inputs: RuleInputs) -> str | None:
     """Why the loops cannot run on these inputs; None if they can."""
     if torch.compiler.is_compiling():
         return "is not part of graphs of torch.compile, which can fuse chunks: use chunked"
+    if inputs.log_decay is not None and inputs.log_decay.dim() == 4:
+        return "has no decays per feature: use chunked"
     return None if available(inputs.v) else library.obstacle("chunked")
 
 

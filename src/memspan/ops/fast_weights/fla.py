@@ -27,6 +27,8 @@ def obstacle(inputs: RuleInputs) -> str | None:
     rounded = (inputs.q, inputs.k, inputs.v)
     if inputs.beta is None:
         return "has no sum rule: use chunked"
+    if inputs.log_decay is not None and inputs.log_decay.dim() == 4:
+        return "has no decays per feature: use chunked"
     if any(t.device.type != DEVICE for t in inputs.tensors()):
         return "needs CUDA: use compiled or chunked"
     if not _installed():

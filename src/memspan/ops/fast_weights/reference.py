@@ -31,7 +31,7 @@ def run(
     outputs = []
     length = k.shape[2]
     betas = [None] * length if inputs.beta is None else inputs.beta.unbind(2)
-    decays = [None] * length if inputs.log_decay is None else inputs.log_decay.exp().unbind(2)
+    decays = [None] * length if inputs.log_decay is None else _decays(inputs.log_decay)
     starts = [None] * length if inputs.starts is None else inputs.starts.unbind(1)
     tokens = zip(q.unbind(2), k.unbind(2), inputs.v.unbind(2), betas, decays, starts, strict=True)
     for t, (q_t, k_t, written, beta_t, decay_t, start_t) in enumerate(tokens):
@@ -39,7 +39,7 @@ def run(
         if start_t is not None:
             weights = weights.masked_fill(start_t[:, None, None, None], 0)
         if decay_t is not None:
-            weights = decay_t[..., None, None] * weights
+            weights = decay_t * weights
         if beta_t is not None:
             written = beta_t.unsqueeze(-1) * (written - read(k_t, weights))
         weights = weights + outer(k_t, written)
@@ -49,6 +49,12 @@ def run(
             weights = weights.where((t < lengths)[:, None, None, None], before)
         outputs.append(read(q_t, weights))
     return torch.stack(outputs, 2), weights
+
+
+def _decays(log_decay: Tensor) -> tuple[Tensor, ...]:
+    """Token by token, of each head ``[B, H, 1, 1]`` or of each feature ``[B, H, F, 1]``."""
+    per_feature = log_decay if log_decay.dim() == 4 else log_decay.unsqueeze(-1)
+    return per_feature.exp().unsqueeze(-1).unbind(2)
 
 
 def read(q: Tensor, weights: Tensor) -> Tensor:

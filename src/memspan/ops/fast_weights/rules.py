@@ -93,9 +93,10 @@ class RuleInputs(NamedTuple):
         like = self.v[..., 0]
         decay = self.log_decay
         decay = torch.zeros_like(like) if decay is None else decay
+        begins = self.starts[:, None] if decay.dim() == 3 else self.starts[:, None, :, None]
         return self._replace(
             weights=self.weights.masked_fill(self.starts[:, 0, None, None, None], 0),
-            log_decay=decay.masked_fill(self.starts[:, None], -torch.inf),
+            log_decay=decay.masked_fill(begins, -torch.inf),
             starts=None,
         )
 
@@ -135,26 +136,22 @@ class RuleInputs(NamedTuple):
                 f"{n_heads} heads of values cannot share {keys[1]} heads of keys evenly: pass a "
                 "multiple"
             )
-        for name, given in (("beta", beta), ("log_decay", decay)):
-            if given is not None and given.shape != values[:3]:
-                raise MemspanError(
-                    f"{name} must be [B, H, T], {[*values[:3]]}, not {[*given.shape]}"
-                )
+        if beta is not None and beta.shape != values[:3]:
+            raise MemspanError(f"beta must be [B, H, T], {[*values[:3]]}, not {[*beta.shape]}")
         check_rows("starts", starts, torch.bool, "[B, T]", v.device, batch, length)
         if length < 1:
             raise MemspanError("there are no tokens to read: pass at least one")
-        if decay is not None and decay.numel():
-            from memspan.devices import can_look
-
-            # Looking at one number costs less than a mask, which matters for a single token.
-            if can_look(decay) and decay.amax().item() > 0:
+        n_features = self._n_features()
+        if decay is not None:
+            if decay.shape not in (values[:3], (*values[:3], n_features)):
                 raise MemspanError(
-                    f"log_decay must be at most 0, not {decay.max():.3g}: pass the logarithm of a "
-                    "decay in (0, 1]"
+                    f"log_decay must be [B, H, T] or [B, H, T, F], {[*values[:3], n_features]}, not "
+                    f"{[*decay.shape]}"
                 )
+            refuse_growing(decay)
         if chunking.size < 1:
             raise MemspanError(f"the chunk size must be at least 1, not {chunking.size}")
-        memory = (batch, n_heads, self._n_features(), value_width)
+        memory = (batch, n_heads, n_features, value_width)
         if weights.shape != memory:
             raise MemspanError(
                 f"the memory is {[*weights.shape]}, and for these keys and values must be "
@@ -178,6 +175,19 @@ class RuleInputs(NamedTuple):
         if isinstance(self.feature_map, DPFP):
             return self.feature_map.width(self.k.shape[-1])
         return self.features(self.k[:0]).shape[-1]
+
+
+def refuse_growing(log_decay: Tensor) -> None:
+    """Raise :class:`MemspanError` where a logarithm of decays is above 0 and looking waits for no
+    device."""
+    from memspan.devices import can_look
+
+    # Looking at one number costs less than a mask, which matters for a single token.
+    if log_decay.numel() and can_look(log_decay) and log_decay.amax().item() > 0:
+        raise MemspanError(
+            f"log_decay must be at most 0, not {log_decay.max():.3g}: pass the logarithm of a decay in "
+            "(0, 1]"
+        )
 
 
 # Imported on first use: whoever needs one rule need not load all of them.
@@ -266,7 +276,8 @@ def delta_rule(
             keys of length 1, as the memory then still cannot grow.
         weights: the memory before the first token, ``[B, H, F, V]``.
         log_decay: the logarithm of the share of the memory that is left before a token reads or
-            writes, ``[B, H, T]``, at most 0 (None: all of it).
+            writes, at most 0, ``[B, H, T]``, or of each feature, ``[B, H, T, F]``, as in Kimi Delta
+            Attention (None: all of it).
         feature_map: ``[..., K] -> [..., F]``, applied to queries and keys. Faster than applying it
             first: the chunked form saves a copy of the features, and the compiled loop skips the zeros
             of a :class:`~memspan.ops.fast_weights.feature_maps.DPFP`.
