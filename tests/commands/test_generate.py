@@ -235,3 +235,8 @@ def test_mistakes_are_refused() -> None:
     for name, value in {"temperature": -1, "top_k": 0, "top_p": 0.0, "min_p": 1.5}.items():
         with pytest.raises(MemspanError, match=f"{name} must"):
             Sampling(**{name: value})
+
+
+def test_pieces_of_a_prompt_that_are_text_are_refused() -> None:
+    with pytest.raises(MemspanError, match="pieces of a prompt are bytes"):
+        generate("shakespeare", iter("ab"), tokens=1)  # type: ignore[arg-type]

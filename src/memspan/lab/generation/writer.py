@@ -283,6 +283,10 @@ def _encoded(tokenizer: Tokenizer, prompt: Prompt) -> Iterator[np.ndarray]:
     def chunks() -> Iterator[bytes]:
         empty = True
         for chunk in [bytes_of(prompt)] if isinstance(prompt, str) else prompt:
+            if not isinstance(chunk, bytes | bytearray | memoryview):
+                raise MemspanError(
+                    "pieces of a prompt are bytes: for several prompts, give a list of texts"
+                )
             empty = empty and not chunk
             yield chunk
         if empty:
