@@ -55,7 +55,7 @@ class Case:
 
     @property
     def features(self) -> int:
-        """Of a key."""
+        """Width of a key after the feature map."""
         return 2 * self.width if self.feature_map else self.width
 
     def label(self) -> dict[str, Any]:
@@ -286,7 +286,7 @@ SIDES: dict[str, Callable[[Case], Rule]] = {
 
 
 def sides_of(case: Case, names: list[str]) -> dict[str, Rule]:
-    """Those that have the rule and can be imported."""
+    """Sides that have the rule and can be imported."""
     found = {}
     for name in names:
         has_decay = {"transformers": True, "decay of 1": False}

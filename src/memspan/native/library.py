@@ -23,10 +23,7 @@ BUILT = Path(__file__).parent / "built"
 TYPES = {torch.float32: "float", torch.float64: "double"}
 LEVELS = {"AVX2": "avx2", "AVX512": "avx512"}
 """Folders of libraries, by what PyTorch calls a level; ``baseline`` is for all others."""
-SLOWER = (
-    "PyTorch's loops serve instead, several times slower for Feedback, Fast Weights and single "
-    "tokens"
-)
+SLOWER = "PyTorch's loops serve instead, several times slower for recurrences and single tokens"
 REMEDY = "install memspan again, with pip's --force-reinstall --no-cache-dir --no-deps"
 
 
