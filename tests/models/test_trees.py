@@ -38,17 +38,17 @@ def test_values_come_back_from_their_leaves(name: str) -> None:
 @pytest.mark.parametrize("name", ONE_OF_EACH.values())
 def test_a_step_is_exported(name: str) -> None:
     """To a file, with its memory as a value that goes in and comes out, as often as one likes, and for
-    any number of rows, but for the Compressive Transformer, whose compression fixes it."""
+    any number of rows."""
     # Tracing takes time for each layer, and they are alike.
     model = CASES[name].with_options(n_layers=1).model(torch.float32)
     memory = model(text(3, 5)).memory
     file = io.BytesIO()
-    rows = None if name == "compressive" else {0: torch.export.Dim("rows", min=2)}
+    rows = {0: torch.export.Dim("rows", min=2)}
     shapes = (rows, [rows for _ in memory.tensors()])
     exported = torch.export.export(model, (text(3, 1), memory), dynamic_shapes=shapes)
     torch.export.save(exported, file)
     step = torch.export.load(io.BytesIO(file.getvalue())).module()
-    for n_rows in (3,) if rows is None else (2, 7):
+    for n_rows in (2, 7):
         memory = model(text(n_rows, 5)).memory
         for n in range(3):
             token = text(n_rows, 1, n)
@@ -59,12 +59,28 @@ def test_a_step_is_exported(name: str) -> None:
             assert_memories_equal(memory, expected.memory, 1e-4)
 
 
+@pytest.mark.parametrize("name", ["transformer-xl", "compressive"])
+def test_rows_are_free_where_gradients_are_recorded(name: str) -> None:
+    model = CASES[ONE_OF_EACH[name]].with_options(n_layers=1).model(torch.float32)
+    memory = model(text(3, 5)).memory.detach()
+    rows = {0: torch.export.Dim("rows", min=2)}
+    shapes = (rows, [rows for _ in memory.tensors()])
+    read = torch.export.export(model, (text(3, 4), memory), dynamic_shapes=shapes).module()
+    memory = model(text(2, 5)).memory.detach()
+    expected = model(text(2, 4), memory)
+    torch.testing.assert_close(read(text(2, 4), memory).logits, expected.logits)
+
+
 @torch.no_grad()
-def test_a_transformer_is_exported_for_any_segment() -> None:
-    model = CASES["transformer"].with_options(n_layers=1).model(torch.float32)
-    shapes = ({0: torch.export.Dim("rows", min=2), 1: torch.export.Dim("tokens", min=2)},)
-    read = torch.export.export(model, (text(3, 5),), dynamic_shapes=shapes).module()
-    for tokens in (text(2, 9), text(4, 2)):
-        expected = model(tokens)
-        found = read(tokens)
+@pytest.mark.parametrize("name", ["transformer", "transformer-xl", "compressive"])
+def test_attention_is_exported_for_any_segment(name: str) -> None:
+    """Loops over tokens or chunks are exported for segments of one length."""
+    model = CASES[ONE_OF_EACH[name]].with_options(n_layers=1).model(torch.float32)
+    memory = model(text(3, 5)).memory
+    shapes = ({1: torch.export.Dim.DYNAMIC}, [{} for _ in memory.tensors()])
+    read = torch.export.export(model, (text(3, 6), memory), dynamic_shapes=shapes).module()
+    for length in (7, 12):
+        expected = model(text(3, length), memory)
+        found = read(text(3, length), memory)
         torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
+        assert_memories_equal(found.memory, expected.memory, 1e-4)

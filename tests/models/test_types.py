@@ -58,8 +58,8 @@ def main() -> None:
     layers = [*MODELS.glob("*/layer.py"), MODELS / "relative" / "attention.py"]
     for path in layers:
         module = importlib.import_module(f"memspan.models.{path.parent.name}.{path.stem}")
-        (for_types,) = re.findall(r"^if TYPE_CHECKING:\n((?:    .+\n)+)", path.read_text(), re.M)
-        exec(textwrap.dedent(for_types), vars(module))
+        for block in re.findall(r"^if TYPE_CHECKING:\n((?:    .+\n)+)", path.read_text(), re.M):
+            exec(textwrap.dedent(block), vars(module))
 
     from beartype.roar import BeartypeCallHintViolation
 

@@ -283,9 +283,11 @@ class _FusedRelativeAttention(torch.autograd.Function):
         n_heads, batch, n_queries, width = q.shape
         scale = width**-0.5
         length, value_width = v.shape[2:]
-        q, k, v = (t.flatten(0, 1).contiguous() for t in (q, k, v))
-
-        x = _position_term(q.view(n_heads, -1, width), keys, scores)
+        q, k, v = (t.contiguous() for t in (q, k, v))
+        # By head, then by head and row: of one another they would be views that exports with a free
+        # number of rows refuse.
+        x = _position_term(q.flatten(1, 2), keys, scores)
+        q, k, v = (t.flatten(0, 1) for t in (q, k, v))
         shifted = _shift(x.view(n_heads * batch, -1), n_queries, length)
         a = torch.baddbmm(shifted, q, k.transpose(1, 2), beta=scale, alpha=scale)
         if additive_mask is not None:

@@ -11,7 +11,7 @@ above 0, and it may be ``-inf``.
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,7 @@ memory, narrower ones more operations."""
 Lag = Literal[0, 1]
 
 
+@runtime_checkable
 class Decay(Protocol):
     """Decays in chunks of ``G`` tokens, for tensors ``[N, M, G, K]``: ``N`` chunks, ``M`` heads."""
 
