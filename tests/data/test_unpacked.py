@@ -187,7 +187,7 @@ FINE = b'{"text": "fine"}\n'
         ("t.pdf", b"%PDF-1.7\n\xe2\xe3", r"t.pdf is a PDF, not text: convert it first \(pdftotext"),
         (
             "t.txt",
-            gzip.compress(b"a"),
+            gzip.compress(b"a", mtime=0),
             r"t.txt is compressed by gzip, not text: add .gz to its name",
         ),
         ("t.txt", bz2.compress(b"a"), "t.txt is compressed by bzip2, .*: add .bz2 to its name"),
