@@ -35,7 +35,7 @@ except ImportError:
 PACKAGE = Path(__file__).parent / "src" / "memspan"
 BUILT = Path("native", "built")
 DIGESTS = "digests.json"
-"""Of the libraries, each of its sources and flags."""
+"""Digests of each library's sources and flags."""
 MISSING = "missing.txt"
 """Why there are no libraries."""
 # NaN and infinity must stay what they are.

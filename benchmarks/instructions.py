@@ -58,7 +58,7 @@ SETTINGS = {
 SIZES = {"n_layers": 2, "d_model": 64, "n_heads": 2, "d_ff": 256, "memory_length": 32}
 ARCHITECTURES = ("transformer-xl", "compressive", "feedback", "fast-weights", "gated-delta-net")
 CALLS = 4
-"""That are counted; their mean is reported."""
+"""Counted calls, whose mean is reported."""
 
 
 def model(name: str) -> LanguageModel:

@@ -58,7 +58,7 @@ CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]]]] = {
 }
 """By name: file, function, and what it takes besides queries, keys and values, per row and head."""
 HEADS_FIRST = ("dplr", "iplr", "retention")
-"""Those that take ``[B, H, T, ...]``, the others ``[B, T, H, ...]``."""
+"""Recurrences that take ``[B, H, T, ...]``; the others take ``[B, T, H, ...]``."""
 GATES = ("b", "w", "beta")
 DECAYS = ("g", "gk")
 

@@ -103,10 +103,10 @@ class ChannelDecay:
     """
 
     def __init__(self, log_decay: Tensor) -> None:
-        self._blocks = log_decay.split(BLOCK, -2)
+        blocks = log_decay.split(BLOCK, -2)
         # From the block's start to each of its tokens, and between any two of them, [.., i, j, K].
-        self._in_block = [block.cumsum(-2).exp() for block in self._blocks]
-        self._between = [_spans(block.mT).movedim(-3, -1).exp() for block in self._blocks]
+        self._in_block = [block.cumsum(-2).exp() for block in blocks]
+        self._between = [_spans(block.mT).movedim(-3, -1).exp() for block in blocks]
         # From each earlier token to the start of the block.
         until = log_decay[..., :0, :]
         self._until = [until]

@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from memspan.errors import MemspanError
-from memspan.ops.fast_weights.rules import Chunking, refuse_growing
+from memspan.ops.fast_weights.rules import Chunking, refuse_growing, starts_as_decays
 from memspan.ops.implementations import (
     Implementation,
     check_rows,
@@ -107,17 +107,15 @@ class Inputs(NamedTuple):
         return self._replace(**changed)
 
     def with_starts_as_decays(self) -> Inputs:
-        """The same with starts as decays of zero, before which nothing is looked up. A memory that is
-        not finite, which times zero is NaN, is emptied where a document starts at the first token."""
+        """The same with starts as decays of zero, before which nothing is looked up."""
         starts = self.starts
         if starts is None:
             return self
-        decay = torch.zeros_like(self.v[..., 0]) if self.log_decay is None else self.log_decay
-        at = starts[:, None] if decay.dim() == 3 else starts[:, None, :, None]
+        weights, log_decay = starts_as_decays(self.weights, self.log_decay, self.v, starts)
         lookup = self.lookup
         return self._replace(
-            weights=self.weights.masked_fill(starts[:, 0, None, None, None], 0),
-            log_decay=decay.masked_fill(at, -torch.inf),
+            weights=weights,
+            log_decay=log_decay,
             lookup=None if lookup is None else lookup.masked_fill(starts[:, None, :, None], 0),
             starts=None,
         )

@@ -86,19 +86,11 @@ class RuleInputs(NamedTuple):
         return self._replace(**changed | {"out": None})
 
     def with_decay(self) -> RuleInputs:
-        """The same with starts as decays of zero. A memory that is not finite, which times zero is NaN,
-        is emptied where a document starts at the first token."""
+        """The same with starts as decays of zero, see :func:`starts_as_decays`."""
         if self.starts is None:
             return self
-        like = self.v[..., 0]
-        decay = self.log_decay
-        decay = torch.zeros_like(like) if decay is None else decay
-        begins = self.starts[:, None] if decay.dim() == 3 else self.starts[:, None, :, None]
-        return self._replace(
-            weights=self.weights.masked_fill(self.starts[:, 0, None, None, None], 0),
-            log_decay=decay.masked_fill(begins, -torch.inf),
-            starts=None,
-        )
+        weights, decay = starts_as_decays(self.weights, self.log_decay, self.v, self.starts)
+        return self._replace(weights=weights, log_decay=decay, starts=None)
 
     def features(self, x: Tensor) -> Tensor:
         """``[..., K] -> [..., F]``."""
@@ -175,6 +167,20 @@ class RuleInputs(NamedTuple):
         if isinstance(self.feature_map, DPFP):
             return self.feature_map.width(self.k.shape[-1])
         return self.features(self.k[:0]).shape[-1]
+
+
+def starts_as_decays(
+    weights: Tensor, log_decay: Tensor | None, v: Tensor, starts: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The memory ``[B, H, K, V]``, and logarithms of decays that are zero where documents start.
+
+    A memory that is not finite, which times zero is NaN, is emptied where a document starts at the
+    first token.
+    """
+    decay = torch.zeros_like(v[..., 0]) if log_decay is None else log_decay
+    begins = starts[:, None] if decay.dim() == 3 else starts[:, None, :, None]
+    weights = weights.masked_fill(starts[:, 0, None, None, None], 0)
+    return weights, decay.masked_fill(begins, -torch.inf)
 
 
 def refuse_growing(log_decay: Tensor) -> None:
