@@ -1,4 +1,14 @@
-"""Launches several processes of ``memspan`` on one machine, by the functions beneath torchrun."""
+"""Launches several processes of ``memspan`` on one machine.
+
+Starting, watching and stopping them is torch's part: ``start_processes``, which torchrun calls as well.
+This file adds what torchrun does not do:
+
+- No port is open: the processes meet through a file of this user, and gloo and NCCL are bound to the
+  loopback interface. torchrun's store listens on all interfaces and unpickles what it is sent.
+- Only one line is printed, about the failure that caused the others: no traceback, no table.
+- A run that a signal stopped, with a checkpoint, ends with status 128 and the signal's number.
+- The cores are divided among the processes; torchrun gives each a single thread.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +33,13 @@ from memspan.lab.distributed.reports import BY_US, LOST, noted_stop
 from memspan.lab.invocation import PROGRAM, program
 
 SAVE_SECONDS = int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 120))
-"""Time for a run that was asked to stop to write its last checkpoint; the variable is torchrun's."""
+"""Seconds that a run has for its last checkpoint when it is stopped; the variable is torchrun's."""
 PASSED_ON = ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 """Signals that reach all processes, besides Ctrl-C."""
-POLL_SECONDS = 0.1
-"""How often the launcher looks whether its processes still run."""
 
 
 class RunEndedError(Exception):
-    """The processes ended, for the reason of the one that failed first, before their work was done."""
+    """The processes ended before their work was done; ``line`` says why the first one failed."""
 
     def __init__(self, line: str, status: int) -> None:
         super().__init__(line)
@@ -48,9 +56,7 @@ def launch(arguments: list[str], n_processes: int) -> int | None:
         The number of the signal that ended their run, with a checkpoint; None if they have finished.
     """
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // n_processes)))
-    # As torchrun does: a process that waits on a GPU for one that has ended also ends.
-    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
-    # Overrides settings for runs on several machines: this one uses only the loopback interface.
+    # Overrides a user's settings, which are for runs on several machines.
     os.environ |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), _loopback())
     # The variable is torch's own.
     os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", ",".join(("SIGINT", *PASSED_ON)))
@@ -83,20 +89,20 @@ def launch(arguments: list[str], n_processes: int) -> int | None:
 
 
 def _failures(running: PContext) -> Mapping[int, ProcessFailure]:
-    """Wait for the processes, and return the failures by rank.
+    """Wait for the processes, pass signals on to them, and return the failures by rank.
 
     Raises:
-        SignalException: they ended by a signal, which goes to them all, and not with a checkpoint.
+        SignalException: a signal ended them before they could write a checkpoint.
     """
     try:
-        result = running.wait(period=POLL_SECONDS)
+        result = running.wait(period=0.1)
     except SignalException as error:
         running.close(error.sigval, SAVE_SECONDS)
         result = running.wait(timeout=0)
         if result is None or result.failures:
             raise
     finally:
-        # The processes that are left, after a second signal.
+        # After a second signal some may still run.
         running.close(timeout=SAVE_SECONDS)
     assert result is not None
     return result.failures
@@ -109,7 +115,7 @@ def _loopback() -> str:
 
 
 def _ended(failures: Mapping[int, ProcessFailure]) -> RunEndedError:
-    """The failure that caused the others."""
+    """The error for the failure that caused the others."""
     rank, failure = min(failures.items(), key=lambda pair: (_weight(pair[1]), pair[0]))
     report: object = failure.message
     if isinstance(report, dict):
@@ -123,8 +129,8 @@ def _ended(failures: Mapping[int, ProcessFailure]) -> RunEndedError:
 
 
 def _weight(failure: ProcessFailure) -> tuple[int, int]:
-    """Sorts own errors first, then crashes, then SIGTERM, which the launcher sends to the remaining
-    processes, then lost peers; ties by time."""
+    """Sort key: errors with a report, then crashes, then SIGTERM, which the launcher sends to the
+    remaining processes, then lost peers; within each, by time."""
     if failure.exitcode == LOST:
         return 3, failure.timestamp
     if failure.exitcode == -signal.SIGTERM:
