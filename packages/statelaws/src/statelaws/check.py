@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from statelaws.bench import Bench
+from statelaws.bench.bench import Bench
 from statelaws.errors import StatelawsError
 from statelaws.laws import NAMES
 from statelaws.laws.law import length_of

@@ -1,0 +1,1 @@
+"""The bench on which a model is examined, law by law."""
