@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import register_parametrization
 
 from architectures import compressive
 from golden import assert_same
@@ -242,6 +243,18 @@ def test_losses_reach_their_parameters_alone(
     assert {id(p) for p in model.backbone.auxiliary_parameters()} == ids
     sizes = [len(group) for group in model.clip_groups()]
     assert sizes == [len(everything - apart), len(apart)]
+
+
+def test_auxiliary_loss_reaches_no_projection_that_has_become_another_module() -> None:
+    """Neither a parametrised one nor one with a ``forward`` of its own."""
+    model = compressive(n_layers=1, compressed_length=2).model()
+    attention = next(model.backbone.stack()).attention
+    register_parametrization(attention.key, "weight", nn.Linear(8, 8, False).double())
+    value = attention.value
+    value.forward = lambda x: F.linear(x, value.weight)
+    memory = model(tokens(2, 8)).memory.detach()
+    loss = model(tokens(2, 8, 1), memory).auxiliary_loss
+    assert reached(model, loss) == {n for n, _ in model.named_parameters() if ".compression." in n}
 
 
 def test_compression_has_a_learning_rate_of_its_own() -> None:

@@ -72,9 +72,15 @@ def test_a_reader_that_another_thread_uses_is_refused(
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_pass_replaces_no_weights_that_another_thread_may_read(name: str) -> None:
+@pytest.mark.parametrize("own_forward", [False, True])
+def test_a_pass_replaces_no_weights_that_another_thread_may_read(
+    name: str, own_forward: bool
+) -> None:
     """Another thread would leave out their gradients, or find its reader stale."""
     model = LanguageModel(11, CASES[name].backbone)
+    if own_forward:
+        for module in model.modules():
+            module.forward = module.forward
     weights = dict(model.named_parameters())
     replaced: set[str] = set()
 

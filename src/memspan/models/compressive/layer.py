@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from memspan.errors import MemspanError
 from memspan.models.compressive import compression as ops
@@ -327,10 +328,12 @@ class CompressiveAttention(RelativeAttention):
         self, compressed: Tensor, norm: nn.Module | None
     ) -> tuple[Tensor, Tensor]:
         """Keys and values of ``[B, n, D]`` after ``norm``, per head; the weights get no gradient."""
-        if norm is not None:
-            compressed = _frozen(norm, compressed)
-        keys = self.heads(_frozen(self.key, compressed))
-        return keys, self.heads(_frozen(self.value, compressed))
+        norm = nn.Identity() if norm is None else norm
+        with _Frozen(norm, self.key, self.value):
+            compressed = norm(compressed)
+            keys = self.key(compressed)
+            values = self.value(compressed)
+        return self.heads(keys), self.heads(values)
 
 
 @known("pre")
@@ -364,27 +367,19 @@ class CompressiveLayer(RelativeLayer):
         return CompressiveLayerOutput(self.residual(x, y), *others)
 
 
-def _frozen(part: nn.Module, x: Tensor) -> Tensor:
-    """``part(x)``, without a gradient for its parameters."""
-    if torch.compiler.is_compiling() or any("forward" in vars(m) for m in part.modules()):
-        # Puts other tensors into the module itself, which other threads would see.
-        parameters = {name: parameter.detach() for name, parameter in part.named_parameters()}
-        output: Tensor = functional_call(part, parameters, (x,))
-        return output
-    return _with_detached(part)(x)  # type: ignore[no-any-return]
+class _Frozen(TorchFunctionMode):
+    """While it is entered, this thread's calls of torch's functions get the parameters of ``parts``
+    detached. The modules stay as they are, for other threads too, whatever their ``forward`` is."""
 
+    def __init__(self, *parts: nn.Module) -> None:
+        super().__init__()
+        self.detached = {id(p): p.detach() for part in parts for p in part.parameters()}
 
-def _with_detached(part: nn.Module) -> nn.Module:
-    """A copy of ``part`` that shares all but the tables of its modules and of its parameters, which are
-    detached."""
-    copied = object.__new__(type(part))
-    vars(copied).update(vars(part))
-    vars(copied)["_parameters"] = {
-        name: None if parameter is None else parameter.detach()
-        for name, parameter in part._parameters.items()
-    }
-    vars(copied)["_modules"] = {
-        name: None if module is None else _with_detached(module)
-        for name, module in part._modules.items()
-    }
-    return copied
+    def __torch_function__(
+        self, function: Any, types: Any, arguments: Any = (), options: Any = None
+    ) -> Any:
+        arguments, options = tree_map(self._instead, (arguments, options or {}))
+        return function(*arguments, **options)
+
+    def _instead(self, given: Any) -> Any:
+        return self.detached.get(id(given), given)
