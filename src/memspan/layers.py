@@ -20,10 +20,8 @@ if TYPE_CHECKING:
     from memspan.models.fast_weights.layer import FastWeightsLayer as FastWeightsLayer
     from memspan.models.fast_weights.layer import FastWeightsLayerMemory as FastWeightsLayerMemory
     from memspan.models.gated_delta_net.layer import GatedDeltaNetLayer as GatedDeltaNetLayer
-    from memspan.models.gated_delta_net.layer import (
-        GatedDeltaNetLayerMemory as GatedDeltaNetLayerMemory,
-    )
     from memspan.models.gated_delta_net.layer import GatedDeltaRule as GatedDeltaRule
+    from memspan.models.matrix.mixer import MatrixLayerMemory as MatrixLayerMemory
     from memspan.models.transformer_xl.layer import TransformerXLAttention as TransformerXLAttention
     from memspan.models.transformer_xl.layer import TransformerXLLayer as TransformerXLLayer
     from memspan.models.transformer_xl.layer import (
@@ -47,9 +45,9 @@ __all__, __getattr__, __dir__ = lazily(
         ),
         "memspan.models.gated_delta_net.layer": (
             "GatedDeltaNetLayer",
-            "GatedDeltaNetLayerMemory",
             "GatedDeltaRule",
         ),
+        "memspan.models.matrix.mixer": ("MatrixLayerMemory",),
         "memspan.models.transformer_xl.layer": (
             "TransformerXLAttention",
             "TransformerXLLayer",

@@ -14,7 +14,8 @@ from architectures import Case, gated_delta_net
 from golden import assert_same
 from memspan.errors import MemspanError
 from memspan.models import GatedDeltaNetConfig
-from memspan.models.gated_delta_net.layer import GatedDeltaNetLayerMemory, GatedDeltaRule
+from memspan.models.gated_delta_net.layer import GatedDeltaRule
+from memspan.models.matrix.mixer import MatrixLayerMemory
 from memspan.ops.fast_weights import compiled
 
 IMPLEMENTATIONS = ["chunked", "reference"]
@@ -70,7 +71,7 @@ def test_it_is_the_paper(implementation: str, length: int, case: Case) -> None:
     x = torch.randn(2, length, 8, dtype=torch.float64, requires_grad=True)
     empty = part.initial_memory(2).tensors()
     before = {name: torch.randn_like(t).requires_grad_() for name, t in empty.items()}
-    y, after = part(x, GatedDeltaNetLayerMemory(**before), implementation)
+    y, after = part(x, MatrixLayerMemory(**before), implementation)
     rows = zip(x, *before.values(), strict=True)
     expected = [torch.stack(each) for each in zip(*(by_hand(part, *r) for r in rows), strict=True)]
     upstream = [torch.randn_like(t) for t in expected]

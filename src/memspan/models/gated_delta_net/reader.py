@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from memspan.models.gated_delta_net.layer import EPSILON, PRODUCTS, GatedDeltaNetLayerMemory
+from memspan.models.gated_delta_net.layer import PRODUCTS, GatedDeltaRule
 from memspan.models.gated_delta_net.model import GatedDeltaNet, GatedDeltaNetMemory
 from memspan.models.in_place import InPlaceReader, refuse_non_finite
+from memspan.models.matrix.mixer import EPSILON, MatrixLayerMemory
 from memspan.models.one_token import StepsInC, packed_stack
 from memspan.ops.fast_weights import compiled as delta_rule_loop
 from memspan.ops.fast_weights.compiled import CompiledGatedStep
@@ -26,7 +27,7 @@ class GatedDeltaNetReader(InPlaceReader[GatedDeltaNetMemory], StepsInC[CompiledG
 
     def _compiled_step(self, bf16_weights: bool) -> CompiledGatedStep:
         config = self.backbone.config
-        mixers = [layer.mixer for layer in self.backbone.stack()]
+        mixers: list[GatedDeltaRule] = [layer.mixer for layer in self.backbone.stack()]  # type: ignore[misc]
         stack = packed_stack(
             delta_rule_loop.SOURCE,
             self.backbone.stack(),
@@ -66,9 +67,7 @@ class GatedDeltaNetReader(InPlaceReader[GatedDeltaNetMemory], StepsInC[CompiledG
             step.read(h)
         else:
             h = x
-            memories = map(
-                GatedDeltaNetLayerMemory, self._layers["weights"], self._layers["inputs"]
-            )
+            memories = map(MatrixLayerMemory, self._layers["weights"], self._layers["inputs"])
             for layer, own in zip(self.backbone.stack(), memories, strict=True):
                 h, after = layer(h, own)
                 own.weights.copy_(after.weights)

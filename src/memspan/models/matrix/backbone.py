@@ -1,0 +1,100 @@
+"""A stack of layers with a matrix per head, and its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from memspan.memory import Memory
+from memspan.models.initialisation import initialise
+from memspan.models.matrix.mixer import MatrixLayer, MatrixLayerMemory
+from memspan.models.matrix.options import MatrixConfig
+from memspan.models.output import BackboneOutput
+from memspan.models.protocol import Backbone
+from memspan.models.segments import Documents
+from memspan.nn import count_after, dropout_layer
+from memspan.trees import check_config
+
+
+@dataclass(frozen=True, repr=False)
+class MatrixMemory(Memory):
+    """The matrices of every layer and head and the last inputs of the layers, in float32 or better."""
+
+    weights: Tensor
+    """``[B, L, H, K, V]``: keys by values."""
+    inputs: Tensor
+    """Before the convolutions or token shifts, oldest first, ``[B, L, W - 1, C]``."""
+
+    def layers(self, dtype: torch.dtype) -> list[MatrixLayerMemory]:
+        """Each layer's share of the memory, in this type."""
+        fields = (self.weights.to(dtype).unbind(1), self.inputs.to(dtype).unbind(1))
+        return [MatrixLayerMemory(*own) for own in zip(*fields, strict=True)]
+
+
+M = TypeVar("M", bound=MatrixMemory)
+
+
+class MatrixBackbone(Backbone[M]):
+    """Base class of stacks over vectors: ``[B, T, D]`` and a memory in, ``[B, T, D]`` and a memory out.
+
+    Results do not depend on where a text is cut into segments. Gradients flow into the memory that is
+    passed in: training code calls ``memory.detach()`` between segments.
+    """
+
+    layer_type: ClassVar[type[MatrixLayer]]
+    knows_documents = True
+    config: MatrixConfig
+
+    def __init__(self, config: MatrixConfig) -> None:
+        check_config(self, config, self.layer_type.mixer_type.options)
+        super().__init__(config)
+        self.dropout = dropout_layer(config.dropout)
+        self.layers = nn.ModuleList(self.layer_type(config) for _ in range(config.n_layers))
+        self.final_norm = nn.LayerNorm(config.d_model)
+        kept = [
+            (p, p.detach().clone()) for n, p in self.named_parameters() if n.endswith("dt_bias")
+        ]
+        initialise(self, config.initialisation, config.n_layers)
+        with torch.no_grad():
+            # No bias of a product: zeros would forget within a few tokens.
+            for parameter, value in kept:
+                parameter.copy_(value)
+
+    def stack(self) -> Iterator[MatrixLayer]:
+        """The layers, first to last."""
+        return iter(self.layers)  # type: ignore[arg-type]
+
+    def row_sizes(self) -> Mapping[str, tuple[int | None, ...]]:
+        sizes = self.config.row_sizes().items()
+        return {name: (self.config.n_layers, *size) for name, size in sizes}
+
+    def read_piece(
+        self,
+        x: Tensor,
+        memory: M,
+        implementation: str | None,
+        documents: Documents | None = None,
+    ) -> BackboneOutput[M]:
+        """See :meth:`Backbone.read_piece`; ``implementation``: of the architecture's rule in
+        :mod:`memspan.ops`; ``reference`` also takes the convolution's.
+        """
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        h = self.dropout(x)
+        after = []
+        for layer, before in zip(self.stack(), memory.layers(dtype), strict=True):
+            h, own = self.through(layer, h, before, implementation, documents)
+            after.append(own)
+        memory = self.memory_type(
+            count_after(memory.tokens_seen, x.shape[1], documents),
+            weights=torch.stack([own.weights for own in after], 1),
+            inputs=torch.stack([own.inputs for own in after], 1),
+        )
+        return BackboneOutput(self.final_norm(h), memory, h.new_zeros(()))
+
+    def float32_part(self) -> str:
+        """All between the products, see :meth:`Backbone.float32_part`."""
+        return "matrices are decayed, written and read"

@@ -1,0 +1,199 @@
+"""Layers whose memory is a matrix per head: their base classes, and the parts that they share.
+
+A mixer is one layer's token mixing. The rules and the convolution themselves are in :mod:`memspan.ops`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from memspan.nn import FeedForward, dropout_layer
+from memspan.ops.convolution import short_convolution
+from memspan.ops.fast_weights.rules import Chunking
+from memspan.trees import LayerMemory, check_config, check_layer
+
+if TYPE_CHECKING:
+    from memspan.models.matrix.options import MatrixConfig
+    from memspan.models.segments import Documents
+
+EPSILON = 1e-6
+"""Inside the roots that normalise queries, keys and outputs."""
+SLOWEST = 1e-3
+FASTEST = 1e-1
+"""Range of softplus(dt_bias) at initialisation, log-uniform, as in Mamba (arXiv 2312.00752)."""
+
+
+@dataclass(frozen=True, repr=False)
+class MatrixLayerMemory(LayerMemory):
+    """The matrices of one layer and the last inputs that it carries, in float32 or better."""
+
+    weights: Tensor
+    """``[B, H, K, V]``: keys by values."""
+    inputs: Tensor
+    """Before the convolution or token shift, oldest first, ``[B, W - 1, C]``."""
+
+
+class MatrixMixer(nn.Module):
+    """Base class of one layer's token mixing by matrices, without a residual or a norm.
+
+    Args:
+        config: its width, heads and rule; what concerns other parts of a model, such as ``n_layers``,
+            is not looked at.
+    """
+
+    options: ClassVar[str]
+    """The name of its config's class."""
+    output: nn.Linear
+
+    def __init__(self, config: MatrixConfig) -> None:
+        check_config(self, config, self.options)
+        super().__init__()
+        self.config: Any = config
+
+    def project(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Products of the input ``[B, T, D]``, in whatever precision training has."""
+        raise NotImplementedError
+
+    def mix(
+        self,
+        projected: tuple[Tensor, ...],
+        memory: MatrixLayerMemory,
+        implementation: str | None,
+        documents: Documents | None,
+    ) -> tuple[Tensor, MatrixLayerMemory]:
+        """Write and read, without autocast: the heads' outputs ``[B, T, H, V]``, normalised and gated,
+        and the memory after the segment."""
+        raise NotImplementedError
+
+    def initial_memory(self, batch_size: int) -> MatrixLayerMemory:
+        """A memory before the first token, in float32 or better."""
+        sizes = self.config.row_sizes()
+        return MatrixLayerMemory.zeros(next(self.parameters()), batch_size, sizes)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: MatrixLayerMemory | None = None,
+        implementation: str | None = None,
+        documents: Documents | None = None,
+    ) -> tuple[Tensor, MatrixLayerMemory]:
+        """Read ``x [B, T, D]`` after ``memory`` (None: nothing was read), which is not changed: the
+        output ``[B, T, D]``, and the memory after the segment. ``implementation``: see
+        :meth:`Backbone.forward`. ``documents``: those of the segment (None: it is one, read on).
+
+        Raises:
+            MemspanError: shapes, types or devices do not go together.
+        """
+        memory = check_layer(self, x, self.config.d_model, memory)
+        projected = self.project(x)
+        # Sums over thousands of tokens need float32, whatever precision the products have.
+        with torch.autocast(x.device.type, enabled=False):
+            y, memory = self.mix(projected, memory, implementation, documents)
+        return self.output(y.flatten(2).to(x.dtype)), memory
+
+    def convolve(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        inputs: Tensor,
+        implementation: str | None,
+        documents: Documents | None,
+    ) -> tuple[Tensor, Tensor]:
+        """:func:`memspan.ops.short_convolution` of ``x [B, T, C]``, and the inputs to carry on."""
+        y, carried = short_convolution(
+            x,
+            weight.to(x.dtype),
+            inputs.to(x.dtype),
+            implementation="reference" if implementation == "reference" else None,
+            starts=None if documents is None else documents.begins,
+            lengths=None if documents is None else documents.lengths,
+        )
+        return y, carried.to(inputs.dtype)
+
+    def how(self, implementation: str | None, documents: Documents | None) -> dict[str, Any]:
+        """Arguments of the rules in :mod:`memspan.ops` that say how to compute, and where documents
+        start."""
+        config = self.config
+        return {
+            "chunking": Chunking(config.chunk_size, config.recompute and torch.is_grad_enabled()),
+            "implementation": implementation,
+            "starts": None if documents is None else documents.begins,
+        }
+
+
+def unit(x: Tensor) -> Tensor:
+    """``x [..., K]`` divided by its length; zeros stay zeros."""
+    return x * (x.square().sum(-1, keepdim=True) + EPSILON).rsqrt()
+
+
+def taps(channels: int, width: int) -> nn.Parameter:
+    """A convolution's weights ``[C, W]``. Whole models draw them; until then each token passes on."""
+    weight = torch.zeros(channels, width)
+    weight[:, -1] = 1
+    return nn.Parameter(weight)
+
+
+def decay_rates(count: int) -> nn.Parameter:
+    """``A_log``, so that ``exp(A_log)`` is drawn from 1 to 16."""
+    return nn.Parameter(torch.empty(count).uniform_(1, 16).log_())
+
+
+def step_biases(count: int) -> nn.Parameter:
+    """``dt_bias``, drawn so that ``softplus(dt_bias)`` lies in ``SLOWEST`` to ``FASTEST``."""
+    steps = torch.empty(count).uniform_(math.log(SLOWEST), math.log(FASTEST)).exp_()
+    return nn.Parameter(steps + (-torch.expm1(-steps)).log())
+
+
+def finite_exp(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """``exp(x)`` in this type: finite, since the gradient of infinity is NaN."""
+    largest = math.floor(math.log(torch.finfo(dtype).max))
+    return x.to(dtype).clamp(max=largest).exp()
+
+
+def traced_contiguous(x: Tensor) -> Tensor:
+    """``x``, whose gradient comes back contiguous: traced, softplus's backward has the strides of its
+    input (torch 2.13), and those of the gradient where it runs."""
+    return torch.stack(x.unbind(-1), -1) if torch.compiler.is_compiling() else x
+
+
+class MatrixLayer(nn.Module):
+    """Token mixing and a feed-forward sub-layer, each after a norm and with a residual.
+
+    Args:
+        config: the mixer's, and the feed-forward's width and dropout.
+    """
+
+    mixer_type: ClassVar[type[MatrixMixer]]
+
+    def __init__(self, config: MatrixConfig) -> None:
+        check_config(self, config, self.mixer_type.options)
+        super().__init__()
+        self.mixer = self.mixer_type(config)
+        self.feed_forward = FeedForward(
+            config.d_model, config.d_ff, config.activation, config.dropout
+        )
+        self.mixer_norm = nn.LayerNorm(config.d_model)
+        self.feed_forward_norm = nn.LayerNorm(config.d_model)
+        self.dropout = dropout_layer(config.dropout)
+
+    def initial_memory(self, batch_size: int) -> MatrixLayerMemory:
+        """A memory before the first token, in float32 or better."""
+        return self.mixer.initial_memory(batch_size)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: MatrixLayerMemory | None = None,
+        implementation: str | None = None,
+        documents: Documents | None = None,
+    ) -> tuple[Tensor, MatrixLayerMemory]:
+        """Read a segment: arguments, results and errors as in :meth:`MatrixMixer.forward`."""
+        memory = check_layer(self, x, self.mixer.config.d_model, memory)
+        mixed, memory = self.mixer(self.mixer_norm(x), memory, implementation, documents)
+        x = x + self.dropout(mixed)
+        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x))), memory
