@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import re
@@ -61,6 +62,24 @@ def test_help_and_refusals_do_without_torch(run: Path) -> None:
     assert done.stdout.count("usage: memspan") == 1 + len(cli.VERBS)
     said = " ".join(done.stdout.replace("│", " ").split())
     assert all(name in said for name in PRESETS)
+
+
+@pytest.mark.parametrize("verb", [*cli.VERBS[:-1], "data prepare"])
+def test_help_breaks_no_line_early(
+    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the source would, whose lines are wider than a terminal's."""
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        cli.main([*verb.split(), "--help"])
+    # Within a frame, which is of spaces here.
+    framed = [line[2:-2] for line in capsys.readouterr().out.splitlines() if len(line) == 80]
+    for line, following in itertools.pairwise(framed):
+        column = len(following) - len(following.lstrip())
+        if column and not line[:column].strip():
+            # Lines are broken after spaces and commas.
+            first = re.split("(?<=[, ])", following.lstrip())[0]
+            assert len(f"{line.rstrip()} {first.rstrip()}") > 76, f"{line}\n{following}"
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -17,12 +17,13 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
 
 import tyro
+from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
 
 from memspan.calls import nearest
 from memspan.checks import (
@@ -125,6 +126,32 @@ class ReadingArguments(DeviceArguments):
         return run, precision_for(run, self.precision, self.matmul_precision)
 
 
+class HelpInParagraphs(ConstructorRegistry):
+    """Joins the lines of each option's help, which tyro would break where the source does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._asked: StructTypeInfo | None = None
+        self.struct_rule(self._joined)
+
+    def _joined(self, info: StructTypeInfo) -> StructConstructorSpec | None:
+        if info is self._asked:
+            # Leave it to tyro's own rules.
+            return None
+        self._asked = info
+        spec = self.get_struct_spec(info)
+        self._asked = None
+        if not isinstance(spec, StructConstructorSpec):
+            return None
+        fields = (dataclasses.replace(f, helptext=_paragraph(f.helptext)) for f in spec.fields)
+        return dataclasses.replace(spec, fields=tuple(fields))
+
+
+def _paragraph(text: str | Callable[[], str | None] | None) -> Callable[[], str]:
+    """The help text, or what makes it when it is asked for, as a function that gives one paragraph."""
+    return lambda: " ".join(((text() if callable(text) else text) or "").split())
+
+
 def parsed(kind: type[T], arguments: list[str], program: str, default: T | None = None) -> T:
     """The command line, without the verb, as a ``kind``; exits after ``--help``.
 
@@ -136,7 +163,12 @@ def parsed(kind: type[T], arguments: list[str], program: str, default: T | None 
     try:
         with contextlib.redirect_stderr(said):
             options, unknown = tyro.cli(
-                kind, args=arguments, prog=program, return_unknown_args=True, **begin_with
+                kind,
+                args=arguments,
+                prog=program,
+                return_unknown_args=True,
+                registry=HelpInParagraphs(),
+                **begin_with,
             )
     except SystemExit as stop:
         if not stop.code:
