@@ -245,7 +245,8 @@ def test_fewer_outputs_than_inputs_are_refused() -> None:
             return y[:, ::2], state
 
     detail = (
-        "it returns outputs [3, 12, 11] for 3 rows of 24 inputs, and one for each input is needed"
+        "it returns outputs [3, 12, 11] for 3 rows of 24 steps, and one for each is needed: "
+        "Inputs.per_output is of encoders with strides"
     )
     assert {f.detail for f in check(Strided()).findings} == {detail}
 

@@ -12,9 +12,9 @@ from statelaws.adapters.recurrent import Recurrent
 from statelaws.adapters.transformers import Causal
 from statelaws.check import check
 from statelaws.errors import NotOfferedError, RefusedError, StatelawsError
+from statelaws.inputs import Inputs
 from statelaws.protocol import (
     Claims,
-    Inputs,
     ReadsPacked,
     ReadsPadded,
     Resets,

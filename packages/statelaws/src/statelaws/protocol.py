@@ -1,6 +1,6 @@
 """The functions of a model that carries state.
 
-``B`` is the number of rows, ``T`` that of tokens.
+``B`` is the number of rows, ``T`` that of tokens or other steps.
 """
 
 from __future__ import annotations
@@ -8,32 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
-import torch
 from torch import Tensor, nn
+
+from statelaws.inputs import Inputs
 
 State = TypeVar("State")
 Padding = Literal["right", "right-last", "left", "left-continued"]
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """The inputs of a model: tokens, or vectors."""
-
-    vocab_size: int | None = None
-    """Tokens are int64 ``[B, T]`` in ``0 .. vocab_size - 1`` (None: it reads vectors)."""
-    width: int | None = None
-    """Vectors are floating-point ``[B, T, width]`` (None: it reads tokens)."""
-    dtype: torch.dtype = torch.float32
-    """Type of vectors."""
-
-    def draw(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
-        """Random inputs of this many rows and tokens."""
-        if self.width is None:
-            assert self.vocab_size is not None
-            return torch.randint(self.vocab_size, (rows, length), generator=generator)
-        return torch.randn(rows, length, self.width, generator=generator).to(self.dtype)
 
 
 @dataclass(frozen=True)
@@ -52,6 +34,12 @@ class Claims:
     padding: frozenset[Padding] = frozenset()
     """Padding that the documentation promises to ignore: on the right, on the right of a last segment,
     on the left of a first segment, on the left of a later one."""
+    rows: bool = True
+    """A row's outputs do not depend on the other rows. False: they do, by design, as where experts have
+    room for so many tokens of a batch."""
+    looks_ahead: int = 0
+    """Number of later steps that an output may depend on, by design, as within the chunks of an
+    encoder's attention."""
     lengths: Mapping[str, int] = field(default_factory=dict)
     """Internal lengths in tokens that a test should cross, such as a window, a chunk, a convolution or
     a table of positions, by name."""
@@ -89,8 +77,8 @@ class Stateful(Protocol[State]):
     def start(self, batch_size: int) -> State:
         """The state of ``batch_size`` rows that have read nothing."""
 
-    def read(self, inputs: Tensor, state: State) -> tuple[Tensor, State]:
-        """Read ``inputs`` on from ``state``: outputs ``[B, T, ...]``, one for each input and of
+    def read(self, inputs: Any, state: State) -> tuple[Tensor, State]:
+        """Read ``inputs``, as :class:`Inputs` says, on from ``state``: outputs ``[B, T, ...]``, of
         floating-point type, and the state after them."""
 
     def select(self, state: State, rows: Tensor) -> State:
@@ -134,7 +122,7 @@ class ReadsPadded(Protocol[State]):
     """A model that reads rows of different lengths together."""
 
     def read_padded(
-        self, inputs: Tensor, state: State, lengths: Tensor, side: Literal["right", "left"]
+        self, inputs: Any, state: State, lengths: Tensor, side: Literal["right", "left"]
     ) -> tuple[Tensor, State]:
         """Read as :meth:`Stateful.read` does, but only ``lengths[i]`` inputs of row ``i`` are real
         (int64 ``[B]``). The rest, on that ``side``, is padding, with any values."""
@@ -144,7 +132,7 @@ class ReadsPadded(Protocol[State]):
 class ReadsPacked(Protocol[State]):
     """A model that reads several documents in a row of inputs."""
 
-    def read_packed(self, inputs: Tensor, state: State, starts: Tensor) -> tuple[Tensor, State]:
+    def read_packed(self, inputs: Any, state: State, starts: Tensor) -> tuple[Tensor, State]:
         """Read as :meth:`Stateful.read` does; a document begins where ``starts``, bool ``[B, T]``, is
         true, and sees nothing of what was before it."""
 

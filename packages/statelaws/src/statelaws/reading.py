@@ -48,7 +48,8 @@ class Reading:
         seed = int(torch.randint(2**31, (), generator=generator))
         among = self._among if name == "other" else lambda tokens: tokens
         value = among(inputs.draw(*shape, torch.Generator().manual_seed(seed)))
-        for _ in range(20 if inputs.width is None else 0):
+        tokens = inputs.plain and inputs.vocab_size is not None
+        for _ in range(20 if tokens else 0):
             # With few tokens, rows may begin alike, or end like those that they are compared with.
             alike = rows > 1 and bool((value[0, 0] == value[:, 0]).all())
             if name == "other" and not alike:
@@ -56,8 +57,10 @@ class Reading:
             if not alike:
                 break
             value = among(inputs.draw(*shape, generator))
-        if inputs.width is None:
+        if tokens:
             text = written(value)
+        elif not inputs.plain:
+            text = f"model.inputs.draw({rows}, {shape[1]}, torch.Generator().manual_seed({seed}))"
         else:
             text = f"torch.randn({rows}, {shape[1]}, {value.shape[2]}, "
             text += f"generator=torch.Generator().manual_seed({seed}), device='cpu')"
@@ -69,7 +72,7 @@ class Reading:
 
     def _among(self, tokens: Tensor) -> Tensor:
         """``tokens`` among the ids of the case's draw."""
-        size = self.model.inputs.vocab_size
+        size = self.model.inputs.vocab_size if self.model.inputs.plain else None
         if size is None or self.case.draw not in (2, 3):
             return tokens
         few = tokens % min(size, FEW)
@@ -91,9 +94,13 @@ class Reading:
         values = [each.to(device) if isinstance(each, Tensor) else each for each in values]
         return called(function, *values), f"{name}({', '.join(map(written, arguments))})"
 
-    def outputs(self, name: str, *arguments: Any) -> tuple[Named, Named]:
+    def outputs(self, name: str, inputs: Named, *arguments: Any) -> tuple[Named, Named]:
         """Call a function that returns outputs and the state after them."""
-        result, text = self._call(name, *arguments)
+        if not self.model.inputs.plain:
+            inputs = Named(
+                self.model.inputs.given(inputs.value), given_text(self.model, inputs.text)
+            )
+        result, text = self._call(name, inputs, *arguments)
         pair = isinstance(result, tuple) and len(result) == 2
         if not pair or not isinstance(result[0], Tensor) or not result[0].is_floating_point():
             raise RefusedError(
@@ -142,6 +149,16 @@ class Reading:
         file = Named(path, "Path('state')")
         self.lines.append(self._call("save", state, file)[1])
         return self.state("load", file)
+
+
+def reads(model: Stateful[Any]) -> Callable[[Tensor, Any], tuple[Tensor, Any]]:
+    """The model's ``read``, of inputs as the laws draw them."""
+    return lambda inputs, state: called(model.read, model.inputs.given(inputs), state)
+
+
+def given_text(model: Stateful[Any], text: str) -> str:
+    """Write inputs as a script gives them to a model's functions."""
+    return text if model.inputs.plain else f"given({text})"
 
 
 def called(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -49,6 +49,8 @@ def script(model: Stateful[Any], lines: Sequence[str], shown: str, comment: str)
     else:
         head.append(getattr(model, "made", "# model: what was checked, in evaluation mode"))
         head.append("; ".join(f"{name} = model.{name}" for name in FUNCTIONS if name in used))
+        if "given" in used:
+            head.append("given = model.inputs.given")
     device = device_of(model)
     if device.type != "cpu":
         name = "model.module" if source is None else "module"

@@ -9,8 +9,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from statelaws.errors import RefusedError
-from statelaws.protocol import Claims, Inputs
-from statelaws.states import PLAIN, copied, leaves_of, mapped
+from statelaws.inputs import Inputs
+from statelaws.protocol import Claims
+from statelaws.states import PLAIN, copied, leaves_of, mapped, tensors_of
 
 HOW = "statelaws.Stateful"
 """Where it says what that needs."""
@@ -25,7 +26,7 @@ class Function:
         Function(cell, lambda rows: torch.zeros(rows, 8), Inputs(width=4), module=cell)
     """
 
-    function: Callable[[Tensor, Any], tuple[Tensor, Any]]
+    function: Callable[[Any, Any], tuple[Tensor, Any]]
     """``function(inputs, state) -> (outputs, state)``."""
     first: Callable[[int], Any]
     """``first(batch_size)``: the state of rows that have read nothing."""
@@ -53,10 +54,10 @@ class Function:
         self._look_at(state, batch_size)
         return state
 
-    def read(self, inputs: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def read(self, inputs: Any, state: Any) -> tuple[Tensor, Any]:
         result = self.function(inputs, state)
-        if isinstance(result, tuple) and len(result) == 2:
-            self._look_at(result[1], len(inputs))
+        if isinstance(result, tuple) and len(result) == 2 and (given := tensors_of(inputs)):
+            self._look_at(result[1], len(given[0]))
         return result
 
     def _look_at(self, state: Any, rows: int) -> None:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from statelaws.errors import NotOfferedError, RefusedError
-from statelaws.protocol import MADE, Claims, Inputs
+from statelaws.inputs import Inputs
+from statelaws.protocol import MADE, Claims
 from statelaws.script import Functions, by_name, source_of
 
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from statelaws.errors import NotOfferedError, RefusedError
-from statelaws.protocol import MADE, Claims, Inputs, Padding
+from statelaws.inputs import Inputs
+from statelaws.protocol import MADE, Claims, Padding
 from statelaws.reading import device_of
 from statelaws.script import Functions, by_name, source_of
 from statelaws.states import copied, tensors_of

@@ -17,7 +17,7 @@ from statelaws.effect import without_effect
 from statelaws.errors import NotOfferedError
 from statelaws.floor import CLOSE, FACTOR, idle_bits
 from statelaws.laws import COMPARING
-from statelaws.laws.bounded import BOUNDED, EARLY, KEEPS, SIZES, growth
+from statelaws.laws.bounded import BOUNDED, EARLY, KEEPS, growth, sizes_text
 from statelaws.laws.gradients import gradients
 from statelaws.laws.law import ROWS, Law, length_of
 from statelaws.laws.order_of_calls import order_of_calls
@@ -79,8 +79,8 @@ class Bench:
                 outputs = self._judge.outputs(case)
                 if outputs.shape[:2] != (ROWS, tokens):
                     return (
-                        f"it returns outputs {list(outputs.shape)} for {ROWS} rows of {tokens} inputs, "
-                        "and one for each input is needed"
+                        f"it returns outputs {list(outputs.shape)} for {ROWS} rows of {tokens} steps, "
+                        "and one for each is needed: Inputs.per_output is of encoders with strides"
                     )
                 self._history.begins(case, outputs)
                 self.dtype = str(outputs.dtype).removeprefix("torch.")
@@ -174,10 +174,21 @@ class Bench:
         if shapes[0] != shapes[1]:
             shown = f"{expected}.shape, {seen}.shape"
             detail += f": outputs of shape {shapes[1]} instead of {shapes[0]}"
+        if remark := self._remark(law, case):
+            detail += f": {remark}"
         rounding = judged.reference.floor * judged.reference.deviation
         lines = judged.reading.lines
         text = script(self.model, lines, shown, f"rounding explains {rounding:.0e}")
         return Finding(law.name, "broken", detail, judged.difference, judged.reference.floor, text)
+
+    def _remark(self, law: Law, case: Case) -> str:
+        """Say more of a broken law, where another case that breaks it as well tells more."""
+        other, remark = law.remark(case) or (None, "")
+        try:
+            also = other is not None and self._judge.judge(law, other, power=False).broken
+        except Exception:
+            return ""
+        return remark if also else ""
 
     def _bounded(self) -> Finding:
         # The long ones of ten segments fill every internal length.
@@ -188,6 +199,6 @@ class Bench:
             return Finding(BOUNDED, "refused", said(error))
         text = None
         if outcome == "broken" and not detail.startswith(KEEPS):
-            lines = [*reading.lines, *SIZES.splitlines()]
+            lines = [*reading.lines, *sizes_text(self.model).splitlines()]
             text = script(self.model, lines, "sizes[9::99]", "bytes, which should not grow")
         return Finding(BOUNDED, outcome, detail, script=text)

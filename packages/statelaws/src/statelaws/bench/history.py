@@ -17,7 +17,7 @@ from statelaws.laws.law import Law
 from statelaws.laws.order_of_calls import order_of_calls
 from statelaws.laws.repeatable import repeatable
 from statelaws.protocol import Stateful
-from statelaws.reading import Reading
+from statelaws.reading import Reading, given_text, reads
 from statelaws.report import Finding
 from statelaws.script import script
 
@@ -89,15 +89,16 @@ class History:
                 before, _ = reading.read_all(reading.x, case.pieces)
                 rows = case.rows + 2
                 most = case.tokens
+                inputs = given_text(reading.model, f"other[:, : call % {most} + 1]")
                 reading.lines += [
                     f"for call in range({calls}):",
-                    f"    y, s = read(other[:, : call % {most} + 1], start({rows}))",
+                    f"    y, s = read({inputs}, start({rows}))",
                 ]
                 for call in range(calls):
                     if time.process_time() > self._deadline:
                         return None
                     part = reading.other.value[:, : call % most + 1].clone()
-                    reading.model.read(part, reading.model.start(rows))
+                    reads(reading.model)(part, reading.model.start(rows))
                 after, _ = reading.read_all(reading.x, case.pieces)
             except Exception:
                 return None

@@ -18,7 +18,7 @@ from statelaws.laws.gradients import gradients
 from statelaws.laws.law import Compared, Law
 from statelaws.laws.repeatable import repeatable
 from statelaws.protocol import Claims, Stateful
-from statelaws.reading import Reading, called
+from statelaws.reading import Reading, called, reads
 
 CONFIRMING = (4, 5, 6)
 """Draws of inputs with which something is seen again."""
@@ -166,11 +166,13 @@ class Judge:
         x = reading.x.value
         others = x.roll(1, 0) if case.rows > 1 else reading.other.value[:1]
 
+        read = reads(self.model)
+
         def read_on(before: Tensor | None) -> Tensor:
             state = called(self.model.start, case.rows)
             if before is not None and before.shape[1]:
-                state = called(self.model.read, before, state)[1]
-            return called(self.model.read, x[:, cut:], state)[0]
+                state = read(before, state)[1]
+            return read(x[:, cut:], state)[0]
 
         right = read_on(x[:, :cut])
         wrong = {

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from statelaws.protocol import Claims, Stateful
-from statelaws.reading import called
+from statelaws.reading import called, given_text, reads
 from statelaws.report import Outcome
 from statelaws.states import leaves_of, size_of
 
@@ -22,14 +22,6 @@ MIDDLE = 500
 LATE = 1000
 LATE_IF_GROWING = 100
 KEEPS = "the model itself keeps"
-SIZES = """\
-import pickle
-state = start(1)
-sizes = []
-for segment in range(1000):
-    y, state = read(x if segment % 2 else x[:, :1], state)
-    sizes.append(len(pickle.dumps(state)))"""
-"""Code that shows the sizes of a state's file."""
 
 
 @torch.no_grad()
@@ -38,6 +30,7 @@ def growth(
 ) -> tuple[Outcome, str]:
     """Measure the state's size in a stream of ``inputs`` and their first token by turns."""
     late = LATE if claims.bounded else LATE_IF_GROWING
+    read = reads(model)
     state = called(model.start, len(inputs))
     sizes: dict[int, int] = {}
     kept: dict[int, int] = {}
@@ -46,7 +39,7 @@ def growth(
             return "inconclusive", f"{segment - 1} of {late} segments were read in the time"
         # Many models take another path for single tokens.
         part = inputs if segment % 2 else inputs[:, :1]
-        state = called(model.read, part.clone(), state)[1]
+        state = read(part.clone(), state)[1]
         if segment in (EARLY, MIDDLE, late):
             sizes[segment] = size_of(leaves_of(state))
             kept[segment] = size_of(_kept(model))
@@ -72,6 +65,18 @@ def growth(
         return "broken", f"faster than the text: {text}"
     per_token = (last - early) / ((inputs.shape[1] + 1) / 2 * (late - EARLY))
     return "holds", f"grows by {per_token:,.0f} bytes a token, as it says"
+
+
+def sizes_text(model: Stateful[Any]) -> str:
+    """Code that shows the sizes of a state's file."""
+    inputs = given_text(model, "x if segment % 2 else x[:, :1]")
+    return f"""\
+import pickle
+state = start(1)
+sizes = []
+for segment in range(1000):
+    y, state = read({inputs}, state)
+    sizes.append(len(pickle.dumps(state)))"""
 
 
 def _kept(model: Stateful[Any]) -> list[Any]:

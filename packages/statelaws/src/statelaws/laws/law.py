@@ -50,6 +50,8 @@ class Law:
     """Why the law does not apply to a model that has them, if so."""
     reference: Callable[[Reading, Case], Tensor] | None = None
     """The computation whose floor is measured (None: the case's outputs)."""
+    remark: Callable[[Case], tuple[Case, str] | None] = lambda _: None
+    """For a case that breaks it, another case and the remark to make if that breaks it as well."""
     compare: Compare = field(init=False)
 
     def __call__(self, compare: Compare) -> Law:
