@@ -104,7 +104,14 @@ class LayerMemory:
         return _unpickled, (type(self).__module__, type(self).__qualname__, fields)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        if any(tensor.grad_fn is not None for tensor in self.tensors().values()):
+        tensors = self.tensors().values()
+        if any(memo.get(id(tensor)) is tensor for tensor in tensors):
+            # Lightning's apply_to_collection would set the fields of the copy afterwards.
+            raise MemspanError(
+                f"the fields of a {type(self).__name__} are not set one by one: put memory.tensors(), "
+                f"a dict, in its place, and make a memory of it by {type(self).__name__}(**fields)"
+            )
+        if any(tensor.grad_fn is not None for tensor in tensors):
             raise MemspanError(
                 "a memory that is part of a graph cannot be deep-copied: copy memory.detach()"
             )

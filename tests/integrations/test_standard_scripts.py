@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.utils import operations
 from test_model import ONE_EACH, every_architecture, every_case, text, wrap
 from torch import Tensor
 from transformers import (
@@ -30,6 +31,7 @@ from memspan.lab.integrations.transformers import (
     MemspanForCausalLM,
     fast_tokenizer,
 )
+from memspan.models import LanguageModel, TransformerXLConfig
 from statelaws.states import tensors_of
 
 theirs = pytest.mark.filterwarnings("ignore:`(is_)?gradient_checkpointing:FutureWarning")
@@ -266,3 +268,14 @@ def test_copies_of_a_cache_hold_its_memory_alone() -> None:
     more: Tensor = text(2, 3, seed=1)
     expected = model(more, cache=cache).logits
     assert all(torch.equal(model(more, cache=other).logits, expected) for other in copies)
+
+
+def test_a_memory_travels_through_accelerate_as_its_fields() -> None:
+    """As the guide to backbones has it: what dispatches batches knows dicts of tensors alone."""
+    model = LanguageModel(11, TransformerXLConfig(**SMALL, memory_length=4))
+    memory = model(torch.zeros(3, 2, dtype=torch.long)).memory.detach()
+    batch = {"memory": memory.tensors(), "tokens": torch.zeros(3, 2, dtype=torch.long)}
+    assert operations.find_batch_size(batch) == 3
+    parts = [operations.slice_tensors(batch, rows) for rows in (slice(0, 1), slice(1, 3))]
+    joined = operations.concatenate(parts)
+    assert type(memory)(**joined["memory"]) == memory

@@ -255,6 +255,15 @@ def test_a_graph_is_not_copied() -> None:
     assert copy.deepcopy(leaf).output.requires_grad
 
 
+def test_setting_fields_of_a_copy_is_refused_with_a_remedy() -> None:
+    """Lightning copies a dataclass with its fields in ``memo``, and then sets them."""
+    memory = LanguageModel(11, CASES[ONE_OF_EACH["transformer-xl"]].backbone).initial_memory(2)
+    fields = memory.tensors()
+    with pytest.raises(MemspanError, match=r"put memory\.tensors\(\), a dict, in its place"):
+        copy.deepcopy(memory, {id(t): t for t in fields.values()})
+    assert type(memory)(**fields) == memory
+
+
 def test_a_checkpoint_is_loaded_before_any_model_is_made(tmp_path: Path) -> None:
     """As Lightning does: classes of memories have not been imported then."""
     for n, name in enumerate(ONE_OF_EACH.values()):
