@@ -82,7 +82,7 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {
         | {"num_experts": 0, "mlp_only_layers": [0, 1, 2, 3]},
     ),
 }
-"""Of each type of model the updates that take about three CPU minutes, and its options."""
+"""Updates that take each type of model about three CPU minutes, and its options."""
 LOOKS: dict[str, tuple[str, int]] = {
     "shakespeare": ("transformer-xl", 0),
     "shakespeare-compressive": ("compressive", 0),
@@ -94,7 +94,7 @@ LOOKS: dict[str, tuple[str, int]] = {
     "mamba2": ("mamba-2", 0),
     "qwen3_next": ("gated-delta-net", 3),
 }
-"""Whose colour each has, and which variant it is."""
+"""Architecture whose colour each has, and the number of its variant."""
 
 
 def train(name: str, text: Path, folder: Path) -> None:

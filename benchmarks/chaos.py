@@ -47,7 +47,7 @@ from faults.trials import (
 
 VERDICTS = ("survived", "refused", "failed")
 Plan = list[tuple[dict[str, Any], Callable[[Trial], str]]]
-"""What is said of each trial, and its function."""
+"""Description of each trial, and its function."""
 
 
 def plan(seed: int, operations: int, mounts: bool, only: list[str]) -> Plan:

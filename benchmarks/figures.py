@@ -30,7 +30,7 @@ from memspan.models.fast_weights import layer as fast_weights
 from trainings import rows_in
 
 FORM = 2
-"""Of the files; docs/docsite/figures.py has the same number."""
+"""Version of the files' format; docs/docsite/figures.py has the same number."""
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PASSAGE = (
     "GREMIO:\nGood morrow, neighbour Baptista.\n\n"
@@ -49,13 +49,13 @@ RUNS = {
 }
 LAYER = 0
 HEAD = 5
-"""Whose matrix is drawn, from 0."""
+"""Head whose matrix is drawn, from 0."""
 GATED = (2, 3)
 """The same of Gated DeltaNet."""
 CHUNK = (42, 8)
 """The delta rule's chunk: its first token and its length."""
 CURVES = ("transformer-xl", "compressive-convolution", "feedback", "transformer")
-"""Those of docs/recall/recall.json that have an edge in theory."""
+"""Curves of docs/recall/recall.json that have an edge in theory."""
 
 
 def tokens_of(run: memspan.Run) -> Tensor:

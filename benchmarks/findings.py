@@ -59,7 +59,7 @@ SCORED = 131_072
 STREAMS = 8
 """In which a text is scored: one, the exact protocol, would take a quarter as long as the training."""
 MEMORY_LENGTHS = (0, 128, 256, 512)
-"""That the models of the row `positions` are read with, besides that of training."""
+"""Lengths that the models of the row `positions` are read with, besides that of training."""
 BUCKETS = 8
 """Parts of each kind of slot in which attention is added up (Rae et al. 2019, figure 2: 6)."""
 
@@ -83,7 +83,7 @@ class Row:
     corpus: str | None = None
     """A named corpus (None: Tiny Shakespeare)."""
     more: Callable[[Side, np.ndarray], dict[str, Any]] = lambda side, text: {}
-    """What is measured besides the score."""
+    """Measures further figures, besides the score."""
 
 
 def by_memory_length(side: Side, text: np.ndarray) -> dict[str, Any]:

@@ -39,7 +39,7 @@ TRANSFORMER_XL_SIDES = ("carried in scoring", "long segments")
 SIDES = ("carried", "emptied", *TRANSFORMER_XL_SIDES)
 GPT_SIDES = ("nanoGPT", "scaled", "scaled, tuned")
 GPT_STEPS = 2000
-"""Of nanoGPT's recipe."""
+"""Updates of nanoGPT's recipe."""
 
 
 def config_of(model: str, side: str, steps: int | None, seed: int) -> RunConfig[Any]:

@@ -48,7 +48,7 @@ TRAINED = HELD_OUT.parent
 """Where the runs ship from."""
 RESULTS = timing.RESULTS / "shipped-runs.json"
 SPAN = "span-{}.json"
-"""What was measured of an architecture's run, beside the results."""
+"""Measurements of an architecture's run, in the folder of results."""
 CARD = Path(__file__).with_name("shipped_run.md")
 """The card of a run, with fields for its figures."""
 JOINED = """, about one stretch in {:.0f} with its lines joined by spaces, so that it can read text \

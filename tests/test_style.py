@@ -21,7 +21,8 @@ CLAUSES = frozenset(
 @cache
 def sources() -> dict[str, ast.Module]:
     """Every file of the repository with its syntax tree."""
-    paths = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+    paths = sorted(ROOT.glob("*.py"))
+    paths += [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
     return {
         str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8")) for path in paths
     }
@@ -47,13 +48,16 @@ NOUN = re.compile("test_(the|a|an|every|each|all|any|other)_[a-z0-9]+")
 def clauses(tree: ast.Module) -> Iterator[int]:
     """Lines of docstrings and tests that begin with a word of ``CLAUSES``, or are a mere ``NOUN``."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            words = (ast.get_docstring(node) or "").split(maxsplit=1)
-            name = getattr(node, "name", "")
-            first = name.removeprefix("test_").split("_")[0]
-            named = name.startswith("test_") and first.title() in CLAUSES
-            if named or NOUN.fullmatch(name) or (words and words[0].rstrip(",:") in CLAUSES):
-                yield getattr(node, "lineno", 1)
+        if isinstance(node, ast.FunctionDef):
+            first = node.name.removeprefix("test_").split("_")[0]
+            named = node.name.startswith("test_") and first.title() in CLAUSES
+            if named or NOUN.fullmatch(node.name):
+                yield node.lineno
+        # Of modules, classes and functions, and below an assignment, for readers and the help of flags.
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            words = str(node.value.value).split(maxsplit=1)
+            if words and words[0].rstrip(",:") in CLAUSES:
+                yield node.lineno
 
 
 @pytest.mark.parametrize("habit", [golf, clauses])
@@ -69,6 +73,7 @@ def test_code_is_free_of(habit: type) -> None:
         (golf, "def f(self):\n    self.a, self.b = a, b"),
         (clauses, "def f():\n    '''What is kept.'''"),
         (clauses, "class C:\n    '''Whether it is.'''"),
+        (clauses, "class C:\n    x: int\n    '''How many there are.'''"),
         (clauses, "def test_what_is_kept(): pass"),
         (clauses, "def test_the_guide(): pass"),
     ],

@@ -35,7 +35,7 @@ from faults.runs import (
 from memspan.lab.training.trainer import Checkpointer
 
 Fault = Callable[[str], None]
-"""What happens at an operation of the file system, given its name."""
+"""Called at an operation of the file system, with its name."""
 
 
 @dataclass

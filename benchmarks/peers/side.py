@@ -29,9 +29,9 @@ class Size:
     compressed_length: int = 0
     """Compressed slots, each of four tokens."""
     auxiliary_loss: bool = True
-    """Whether training adds the compression's own loss, where there is one."""
+    """Add the compression's own loss in training, where there is one."""
     dropout: float = 0.0
-    """Of everything that a side can drop, in training."""
+    """Probability of everything that a side can drop, in training."""
     alone: bool = False
     """memspan alone: peers would take too long."""
 
@@ -44,9 +44,9 @@ class Side(ABC):
     """A model and the memory that it carries from call to call."""
 
     works: ClassVar[tuple[str, ...]] = ("train", "evaluate", "generate")
-    """What this side can do."""
+    """Works that this side can do."""
     same_function: ClassVar[bool] = False
-    """Whether it computes the same numbers as ours after ``weights_to``; checked before any timing."""
+    """It computes the same numbers as ours after ``weights_to``; checked before any timing."""
 
     model: nn.Module
 

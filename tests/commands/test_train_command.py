@@ -40,7 +40,7 @@ def test_train_writes_a_run_and_reports(
     words = command("generate", "run", "--prompt", "the quick brown fox", "--min-p", 0.1)
     assert f"\n  {words}\n" in said
     # What was read before the sample is quoted above it.
-    assert re.search(r"which ends:\n  \| .+ \nand writes on:\n", said)
+    assert re.search(r"ends with:\n  \| .+ \nthe model continues:\n", said)
     # This is no terminal: lines stand for the bar.
     assert re.search(r"^step 6/6  loss [\d.]+  [\d.]+ bits/byte  [\d,]+ tokens/s  left", said, re.M)
     assert "bits per byte" in said

@@ -32,7 +32,7 @@ VALUES: dict[Any, Sequence[object]] = {
     float | None: (0.5,),
     tuple[int, ...]: ((3, 6),),
 }
-"""What options of these types are set to; integers also to one more than they are."""
+"""Values to set options of these types to; integers also to one more than they are."""
 
 POST = {"normalisation": "post"}
 NO_NORM = {"final_norm": False}

@@ -20,7 +20,7 @@ try:
 except ImportError:  # on Windows
     LOCKS = False
 FOLDERS_OPEN = os.open in os.supports_dir_fd
-"""Whether this system opens folders like files; Windows does not."""
+"""True where the system opens folders like files; Windows does not."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """Errors of a full disk or quota."""
 

@@ -34,9 +34,9 @@ if TYPE_CHECKING:  # takes a second to import, which one process does not need
     from torch.distributed.device_mesh import DeviceMesh
 
 TIMEOUT = timedelta(hours=12)
-"""How long a process waits for the others: one of them may be scoring or writing."""
+"""Limit for waiting for other processes: one of them may be scoring or writing."""
 PARENT_CHECK_SECONDS = 0.2
-"""How often a process checks that its launcher still runs."""
+"""Interval at which a process checks that its launcher still runs."""
 LETTING_GO_SECONDS = 5.0
 """Maximum time that an ending process waits for its own threads."""
 

@@ -22,8 +22,9 @@ from memspan.lab.training.validation import MIN_P, Validation
 from memspan.memory import Memory
 
 PROMPT_LINES = 3
+"""Lines of a sample's prompt that are shown, the last ones."""
 PROMPT_WIDTH = 100
-"""How much of a sample's prompt is shown: lines, and characters of each."""
+"""Characters of each of these lines that are shown, the last ones."""
 SCORES = "scores.json"
 """The file with the scores at the end of training."""
 LEAST_WORTH = 0.002
@@ -31,7 +32,7 @@ LEAST_WORTH = 0.002
 
 
 def introduce(console: Console, state: TrainingState, folder: Path) -> None:
-    """Say what is about to be trained, on what, and where it is written."""
+    """Print the model, the device, the corpus and the run folder."""
     text = state.prepared.splits["train"]
     config = state.config
     n_parameters = sum(p.numel() for p in state.model.parameters())
@@ -63,7 +64,7 @@ def introduce(console: Console, state: TrainingState, folder: Path) -> None:
 
 
 def conclude(console: Console, state: TrainingState, folder: Path) -> None:
-    """Say what was written, how the model goes on after held-out text, its scores, and what is next."""
+    """Print the files written, a sample after held-out text, the scores, and commands to go on with."""
     say = console.print
     validation = Validation(state)
     if state.health != Health():
@@ -83,12 +84,12 @@ def conclude(console: Console, state: TrainingState, folder: Path) -> None:
         sample = validation.sample(n_tokens)
         if state.processes.first:
             metrics.keep_sample(folder, state.step, sample)
-        say("\nprompt, the beginning of the held-out text, which ends:", style="bold")
+        say("\nthe prompt, from the held-out text, ends with:", style="bold")
         # The end of a long line.
         prompt = validation.prompt().decode(errors="replace").rstrip("\n")
         for line in prompt.splitlines()[-PROMPT_LINES:]:
             say(f"  | {line[-PROMPT_WIDTH:]}", markup=False, highlight=False)
-        say("and writes on:", style="bold")
+        say("the model continues:", style="bold")
         say(sample.strip("\n"), markup=False, highlight=False)
     _show_score(console, state, validation, text, folder)
     words = prompt_from(text)

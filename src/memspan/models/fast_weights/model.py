@@ -39,7 +39,7 @@ Found by trial, see docs/initialisation.md."""
 PARTS = rf"""{STACK}
     | layers.\d+.attention.((query|key|value|beta).weight | output.(weight|bias) | projection)
 """
-"""What the reader knows, see :func:`memspan.models.packing.schema_of`."""
+"""Parameters that the reader knows, see :func:`memspan.models.packing.schema_of`."""
 
 
 @dataclass(frozen=True, repr=False)

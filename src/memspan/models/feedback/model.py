@@ -47,7 +47,7 @@ PARTS = rf"""{STACK} | layer_weights | key.\d+.weight | value.\d+.(weight|bias)
     | memory_norm(.weight|.bias)? | layers.\d+.(query.weight | output.(weight|bias))
     | layers.\d+.(content_bias | position_(keys|scores) | span_ratio)
 """
-"""What the loops and the reader know, see :func:`memspan.models.packing.schema_of`."""
+"""Parameters that loops and reader know, see :func:`memspan.models.packing.schema_of`."""
 
 
 @dataclass(frozen=True, repr=False)

@@ -21,7 +21,7 @@ from memspan.ops.fast_weights.rules import IMPLEMENTATIONS
 PARTS = rf"""{STACK} | layers.\d+.mixer.(convolution | A_log | dt_bias)
     | layers.\d+.mixer.(query|key|value|output_gate|beta|step|norm|output).weight
 """
-"""What the reader knows, see :func:`memspan.models.packing.schema_of`."""
+"""Parameters that the reader knows, see :func:`memspan.models.packing.schema_of`."""
 
 
 @dataclass(frozen=True, repr=False)

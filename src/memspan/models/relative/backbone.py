@@ -32,7 +32,7 @@ PARTS = rf"""{STACK} | layers.\d+.attention.(content|position)_bias
     | layers.\d+.attention.position_(keys|scores)
     | layers.\d+.(attention|feed_forward)_gate.(of_(branch|stream|reset_stream).weight | bias)
 """
-"""What the reader knows, see :func:`memspan.models.packing.schema_of`."""
+"""Parameters that the reader knows, see :func:`memspan.models.packing.schema_of`."""
 
 
 class RelativeBackbone(Backbone[M]):

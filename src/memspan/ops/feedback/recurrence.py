@@ -288,7 +288,7 @@ class StreamingLoop:
 # Eagerly the function above costs less.
 
 N_GRADIENTS = 1 + len(fields(FoldedWeights))
-"""Of ``x``, ``projected`` and the weights: all tensors but masks."""
+"""Gradients of ``x``, ``projected`` and the weights: all tensors but masks."""
 
 
 def _graph_loop(

@@ -40,7 +40,7 @@ class Bench:
 
     @property
     def claims(self) -> Claims:
-        """What the model says, without lengths that it refuses."""
+        """The model's claims, without lengths that it refuses."""
         return self._judge.claims
 
     @property

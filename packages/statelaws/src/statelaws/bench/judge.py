@@ -56,7 +56,7 @@ class Judge:
         self.seed = seed
         self.folder = folder
         self.claims: Claims = model.claims
-        """What the model says, without lengths that it refuses."""
+        """The model's claims, without lengths that it refuses."""
         self.repeatable = True
         """False once the same call was seen to give other outputs."""
         self.idle_bits: IdleBits = {}
