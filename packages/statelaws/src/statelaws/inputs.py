@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -37,7 +36,7 @@ class Inputs:
     """Type of vectors and arrays."""
     shape: tuple[int, ...] | None = None
     """Arrays, such as images, are floating-point ``[B, T, *shape]``."""
-    parts: Mapping[str, Inputs] = field(default_factory=lambda: MappingProxyType({}))
+    parts: Mapping[str, Inputs] = field(default_factory=dict)
     """Several inputs, such as an observation and the last action: ``read`` is given a dictionary."""
     per_output: int = 1
     """Inputs for each output, as of an encoder with strides: ``read`` is given ``[B, T * per_output,
