@@ -20,6 +20,7 @@ from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.gated_delta_net.config import GatedDeltaNetConfig
+from memspan.models.infini.config import InfiniConfig
 from memspan.models.lstm.config import LSTMConfig
 from memspan.models.options import EmbeddingConfig
 from memspan.models.registry import MODELS
@@ -154,6 +155,7 @@ def whole(kind: Any, embedding: EmbeddingConfig | None = None, **options: Any) -
 
 fast_weights = functools.partial(whole, FastWeightsConfig, chunk_size=4)
 gated_delta_net = functools.partial(whole, GatedDeltaNetConfig, chunk_size=4)
+infini = functools.partial(whole, InfiniConfig, block_length=4)
 feedback = functools.partial(whole, FeedbackConfig, memory_length=5)
 
 ADAPTIVE = EmbeddingConfig(cutoffs=(3, 6), div_val=2, d_embed=6)
@@ -235,6 +237,9 @@ CASES: dict[str, Case] = {
     ),
     "feedback-long-table": feedback(max_distance=9, d_head=3, n_layers=3, final_norm=False),
     "feedback-shortest": feedback(n_layers=1, memory_length=2),
+    "infini": infini(),
+    "infini-delta": infini(UNTIED, update="delta", block_length=3, activation="gelu"),
+    "infini-one": infini(ADAPTIVE, block_length=1, d_head=6, n_layers=1),
     "lstm": Case(LSTMConfig(n_layers=2, d_model=8), cut_invariant=True),
     "transformer": Case(
         TransformerConfig(**SMALL),

@@ -56,7 +56,9 @@ def test_only_models_name_architectures() -> None:
     ``transformer`` is a word, too."""
     package = Path(memspan.__file__).parent
     names = "|".join(name.replace("-", "[-_ ]?") for name in MODELS if name != "transformer")
-    naming = re.compile(rf"\b({names})|models\.transformer\b|TransformerConfig", re.IGNORECASE)
+    # Infinity is none.
+    named = rf"\b(?!infinit)({names})|models\.transformer\b|TransformerConfig"
+    naming = re.compile(named, re.IGNORECASE)
     example = re.compile(r"Example::\n.*?\"\"\"", re.DOTALL)
     places = {file.relative_to(package).as_posix(): file for file in package.rglob("*.py")}
     found = {
@@ -103,9 +105,9 @@ def test_every_forbidden_import_is_reported(tmp_path: Path) -> None:
 MOST = {
     "feedback_recurrence": (15, 2249),
     "memspan.ops": (7, 899),
-    "TransformerXL": (15, 2399),
-    "Compressive": (16, 2849),
-    "": (16, 2449),
+    "TransformerXL": (15, 2499),
+    "Compressive": (16, 2949),
+    "": (16, 2549),
 }
 """Modules and lines, of names with this in them: Feedback's two loops, other operations, and layers:
 relative attention, what compresses, and all others, about half of the 34 and 4,798 that one layer's

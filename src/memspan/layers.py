@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from memspan.models.fast_weights.layer import FastWeightsLayerMemory as FastWeightsLayerMemory
     from memspan.models.gated_delta_net.layer import GatedDeltaNetLayer as GatedDeltaNetLayer
     from memspan.models.gated_delta_net.layer import GatedDeltaRule as GatedDeltaRule
+    from memspan.models.infini.layer import InfiniAttention as InfiniAttention
+    from memspan.models.infini.layer import InfiniLayer as InfiniLayer
+    from memspan.models.infini.layer import InfiniLayerMemory as InfiniLayerMemory
     from memspan.models.matrix.mixer import MatrixLayerMemory as MatrixLayerMemory
     from memspan.models.transformer_xl.layer import TransformerXLAttention as TransformerXLAttention
     from memspan.models.transformer_xl.layer import TransformerXLLayer as TransformerXLLayer
@@ -46,6 +49,11 @@ __all__, __getattr__, __dir__ = lazily(
         "memspan.models.gated_delta_net.layer": (
             "GatedDeltaNetLayer",
             "GatedDeltaRule",
+        ),
+        "memspan.models.infini.layer": (
+            "InfiniAttention",
+            "InfiniLayer",
+            "InfiniLayerMemory",
         ),
         "memspan.models.matrix.mixer": ("MatrixLayerMemory",),
         "memspan.models.transformer_xl.layer": (

@@ -1,4 +1,4 @@
-"""Parts that architectures share: feed-forward sub-layer, attention, sinusoids, dropout, slots."""
+"""Parts that architectures share: feed-forward sub-layer, attention, positions, dropout, slots."""
 
 from __future__ import annotations
 
@@ -124,3 +124,11 @@ def sinusoids(positions: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     exponents = torch.arange(0, width, 2, dtype=torch.float64, device=positions.device) / width
     angles = positions.double()[:, None] * 10000.0**-exponents
     return torch.cat([angles.sin(), angles.cos()], -1).to(dtype).to(device)
+
+
+def rotated(x: Tensor, codes: Tensor) -> Tensor:
+    """Rotary positions (Su et al. 2021): each pair ``(x_i, x_{i + K/2})`` of ``x [B, H, T, K]`` turned
+    by the angle of its position, whose sines and cosines are ``codes [T, K]``."""
+    a, b = x.chunk(2, -1)
+    sine, cosine = codes.to(x.dtype).chunk(2, -1)
+    return torch.cat([a * cosine - b * sine, a * sine + b * cosine], -1)

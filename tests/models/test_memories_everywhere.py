@@ -25,6 +25,7 @@ from memspan.models import (
     CompressiveConfig,
     FastWeightsConfig,
     GatedDeltaNetConfig,
+    InfiniConfig,
     LanguageModel,
     TransformerXLConfig,
 )
@@ -93,6 +94,7 @@ LAYERS = {
     "compressive": layers.CompressiveLayer(CompressiveConfig(memory_length=3, **SIZES)),
     "fast-weights": layers.FastWeightsLayer(FastWeightsConfig(**SIZES)),
     "gated-delta-net": layers.GatedDeltaNetLayer(GatedDeltaNetConfig(**SIZES)),
+    "infini": layers.InfiniLayer(InfiniConfig(block_length=3, **SIZES)),
 }
 
 Journey = Callable[[LanguageModel, Memory, Path], Memory]

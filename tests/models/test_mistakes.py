@@ -17,6 +17,7 @@ from memspan import layers
 from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models import EmbeddingConfig, LanguageModel, LSTMConfig
+from memspan.trees import described
 from readings import assert_memories_equal
 
 pytestmark = pytest.mark.hardening
@@ -136,7 +137,7 @@ def test_vectors_and_memories(name: str) -> None:
     for other in ONE_OF_EACH.values():
         another = CASES[other].shared_model().initial_memory(2)
         if type(another) is not kind:
-            found.append((another, f"must be a {kind.__name__}, not a {type(another).__name__}"))
+            found.append((another, f"must be a {kind.__name__}, not {described(another)}"))
     for wrong, said in (*found, *damaged(memory)):
         refused(said, partial(backbone, x, wrong), partial(model, TOKENS, wrong))
         refused(said, partial(backbone.reader, wrong, 2), partial(model.reader, wrong))
@@ -218,6 +219,8 @@ def test_backbones_and_layers_are_made_of_their_options() -> None:
         layers.FastWeightsAttention,
         layers.GatedDeltaNetLayer,
         layers.GatedDeltaRule,
+        layers.InfiniLayer,
+        layers.InfiniAttention,
     ):
         for wrong in (32, None, type(CASES["xl-segment"].backbone), EmbeddingConfig()):
             refused(f"{kind.__name__} is made of options, such as ", partial(kind, wrong))

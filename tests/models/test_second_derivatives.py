@@ -214,6 +214,7 @@ LAYERS = {
     "compressive": (layers.CompressiveLayer, layers.CompressiveAttention, "compressive"),
     "fast-weights": (layers.FastWeightsLayer, layers.FastWeightsAttention, "fast-delta"),
     "gated-delta-net": (layers.GatedDeltaNetLayer, layers.GatedDeltaRule, "gated"),
+    "infini": (layers.InfiniLayer, layers.InfiniAttention, "infini"),
 }
 
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from memspan.models.gated_delta_net.config import GatedDeltaNetConfig as GatedDeltaNetConfig
     from memspan.models.gated_delta_net.model import GatedDeltaNet as GatedDeltaNet
     from memspan.models.gated_delta_net.model import GatedDeltaNetMemory as GatedDeltaNetMemory
+    from memspan.models.infini.config import InfiniConfig as InfiniConfig
+    from memspan.models.infini.model import Infini as Infini
+    from memspan.models.infini.model import InfiniMemory as InfiniMemory
     from memspan.models.language_model import LanguageModel as LanguageModel
     from memspan.models.language_model import Reader as Reader
     from memspan.models.lstm.config import LSTMConfig as LSTMConfig
@@ -51,6 +54,8 @@ __all__, __getattr__, __dir__ = lazily(
         "memspan.models.feedback.model": ("Feedback", "FeedbackMemory"),
         "memspan.models.gated_delta_net.config": ("GatedDeltaNetConfig",),
         "memspan.models.gated_delta_net.model": ("GatedDeltaNet", "GatedDeltaNetMemory"),
+        "memspan.models.infini.config": ("InfiniConfig",),
+        "memspan.models.infini.model": ("Infini", "InfiniMemory"),
         "memspan.models.language_model": ("LanguageModel", "Reader"),
         "memspan.models.lstm.config": ("LSTMConfig",),
         "memspan.models.lstm.model": ("LSTM", "LSTMMemory"),

@@ -7,6 +7,7 @@ from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.gated_delta_net.config import GatedDeltaNetConfig
+from memspan.models.infini.config import InfiniConfig
 from memspan.models.lstm.config import LSTMConfig
 from memspan.models.options import BackboneConfig
 from memspan.models.transformer.config import TransformerConfig
@@ -18,6 +19,7 @@ MODELS: dict[str, type[BackboneConfig]] = {
     "feedback": FeedbackConfig,
     "fast-weights": FastWeightsConfig,
     "gated-delta-net": GatedDeltaNetConfig,
+    "infini": InfiniConfig,
     "lstm": LSTMConfig,
     "transformer": TransformerConfig,
 }

@@ -6,11 +6,10 @@ y  = x' + feed_forward(norm(x'))
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from memspan.models.transformer.config import TransformerConfig
-from memspan.nn import FeedForward, attention, dropout_layer
+from memspan.nn import FeedForward, attention, dropout_layer, rotated
 from memspan.ops.first_derivatives import sdpa
 
 
@@ -42,10 +41,3 @@ class TransformerLayer(nn.Module):
         attended = attend(q, k, v, mask[:, None], self.rate if self.training else 0.0)
         x = x + self.dropout(self.output(attended.transpose(1, 2).flatten(2)))
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
-
-
-def rotated(x: Tensor, codes: Tensor) -> Tensor:
-    """Each pair ``(x_i, x_{i + K/2})`` of ``x [B, H, T, K]`` turned by the angle of its position."""
-    a, b = x.chunk(2, -1)
-    sine, cosine = codes.to(x.dtype).chunk(2, -1)
-    return torch.cat([a * cosine - b * sine, a * sine + b * cosine], -1)
