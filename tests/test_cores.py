@@ -74,7 +74,7 @@ def test_a_verb_takes_the_cores_that_are_free(
 
 def test_a_resumed_run_keeps_its_threads(choose: Callable[..., tuple[int, str | None]]) -> None:
     """Its sums are rounded as before; a machine with fewer cores cannot."""
-    assert choose(3.0, recorded=4) == (4, "4 threads, as the run had (--threads N decides)")
+    assert choose(3.0, recorded=4) == (4, "4 threads, as in the run so far (--threads N decides)")
     assert choose(0.0, recorded=1)[0] == 1
     assert choose(0.0, recorded=8)[0] == 4
 

@@ -53,7 +53,7 @@ MISTAKES = {
     "train --preset choice.toml": "not 'absolute'",
     "train --resume nowhere": "no run at",
     # What a run cannot change.
-    "train --resume run": "is finished: it has made 6 steps, and train.steps is 6; to go on: ",
+    "train --resume run": "is finished: it has made 6 steps, and train.steps is 6; to continue: ",
     "train --resume run --train.steps 5": "train --resume run --train.steps 15",
     "train --resume run --train.batch-size 4": "each row of the batch has its own memory",
     "train --resume run --train.seed 5": "--train.seed cannot change",
@@ -63,7 +63,7 @@ MISTAKES = {
     "train --resume run --out other": "drop --out",
     "train --resume run --preset p.toml": "drop --preset",
     "train --resume run --data.corpus nowhere.txt": (
-        "nowhere.txt: say where it is now with --data.corpus"
+        "nowhere.txt: give its new path with --data.corpus"
     ),
     "evaluate nowhere": "no run at",
     "evaluate run --clamp-length 0": "clamp_length must be at least 1",
@@ -160,7 +160,7 @@ def test_a_damaged_checkpoint_is_refused(run: Path, capsys: pytest.CaptureFixtur
     harm(newest / "training.safetensors", "flipped")
     line = refused(capsys, "train", "--resume", run)
     assert "training.safetensors" in line
-    assert "go on from step" in line
+    assert "continue from step" in line
 
 
 def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:

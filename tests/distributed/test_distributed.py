@@ -230,7 +230,7 @@ def test_a_damaged_shard_is_named_and_the_checkpoint_before_is_there(learned: Pa
     newest = folder / f"checkpoints/step-{CUT:08}/shards"
     shard = sorted(newest.iterdir())[0]
     harm(shard, "flipped")
-    with pytest.raises(MemspanError, match=rf"{shard.name} is damaged.* go on from step 1"):
+    with pytest.raises(MemspanError, match=rf"{shard.name} is damaged.* continue from step 1"):
         start.resume(folder)
     shard.unlink()
     with pytest.raises(MemspanError, match=rf"{shard.name} is missing"):

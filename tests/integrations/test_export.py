@@ -139,7 +139,7 @@ def test_guide_trains_with_the_library(run: Path) -> None:
     ("arguments", "line"),
     [
         (["--to", "transformers"], "--to transformers needs the name of a new folder: add it"),
-        (["out"], "out is a folder to export to: say for which library with --to transformers"),
+        (["out"], "out is a folder to export to: name the library with --to transformers"),
         (["--to", "jax", "out"], "argument '--to'. Expected one of"),
     ],
 )

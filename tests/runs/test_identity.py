@@ -188,9 +188,9 @@ def test_runs_work_from_any_folder(
     start.resume(Path("../r"))
     cli.main(["evaluate", "../r"])
     Path("../text.txt").rename("book.txt")
-    assert "say where it is with --corpus PATH" in refused(capsys, "evaluate", "../r")
+    assert "give its new path with --corpus PATH" in refused(capsys, "evaluate", "../r")
     more = ["train", "--resume", "../r", "--train.steps", "8"]
-    assert "say where it is now with --data.corpus PATH" in refused(capsys, *more)
+    assert "give its new path with --data.corpus PATH" in refused(capsys, *more)
     cli.main([*more, "--data.corpus", "book.txt", "--data.tokenizer", "../tokenizer.json"])
     data = memspan.load("../r").config.data
     assert data.corpus == str(tmp_path / "elsewhere/book.txt")

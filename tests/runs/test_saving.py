@@ -82,7 +82,7 @@ def replaced() -> Any:
             r"has 3 tokens \(characters\) and the m",
         ),
         (model_of, {"tokenizer": "none.json"}, "cannot read none.json"),
-        (replaced, {}, "not as its options make it"),
+        (replaced, {}, "differs from one made by its options"),
         (lambda: nn.Linear(2, 2), {}, "LanguageModel"),
         (lambda: None, {}, "LanguageModel"),
         (model_of, {"segment_length": 0}, "segment_length must be at least 1"),

@@ -86,7 +86,7 @@ def test_processes_share_what_training_shares() -> None:
     assert ddp.needs["memory"] * 2 == one.needs["memory"]
     sharded = tiny("transformer-xl", parallel="fsdp")
     assert estimate(sharded, n_processes=2).needs["moments"] * 2 == one.needs["moments"]
-    for wrong, words in ((3, "cannot be shared by 3 processes evenly"), (1, "add --nproc")):
+    for wrong, words in ((3, "cannot be shared evenly by 3 processes"), (1, "add --nproc")):
         with pytest.raises(MemspanError, match=words):
             estimate(sharded, n_processes=wrong)
 
@@ -144,7 +144,9 @@ def test_refuses_to_estimate_some_runs(
     }.items():
         assert says in refused(capsys, "train", "--dry-run", "--train.device=cpu", flag)
     monkeypatch.setattr(reports, "is_worker", lambda: True)
-    with pytest.raises(MemspanError, match="torchrun has already started some: drop one of them"):
+    with pytest.raises(
+        MemspanError, match="torchrun has already started some: drop one of the two"
+    ):
         train(["--nproc", "4096"])
 
 

@@ -198,7 +198,7 @@ class Counting(torch.optim.SGD):
         (lambda groups: torch.optim.SGD([torch.zeros(1)]), "not the model's: make it from"),
         (
             lambda groups: torch.optim.LBFGS(chosen(groups, "")),
-            "cannot make a step by gradients al",
+            "cannot step from gradients alone",
         ),
         (keeping({"queue": [1.0]}), "Keeping keeps 'queue', list: checkpoints hold only numbers"),
         (keeping({"a/b": 1.0}), "Keeping keeps 'a/b', float"),
@@ -224,7 +224,7 @@ def test_state_that_comes_later_is_not_saved() -> None:
                 for p in self.param_groups[0]["params"]:
                     self.state[p]["late"] = 1
 
-    with pytest.raises(MemspanError, match="not be resumed: let it keep all from its first step"):
+    with pytest.raises(MemspanError, match="not be resumed: keep all of it from the first step"):
         memspan.train(options("adamw"), "run", optimiser=Late)
 
 
@@ -289,7 +289,7 @@ def test_state_kept_elsewhere_later_is_not_saved() -> None:
 def test_an_own_optimiser_is_given_again() -> None:
     config = memspan.load(memspan.train(options("odd"), "run", optimiser=Odd)).config
     assert config.optim.optimiser == "own"
-    give = r"as in memspan.train\(..., optimiser=FUNCTION\), and so to memspan.resume"
+    give = r"to memspan.train\(..., optimiser=FUNCTION\), and likewise to memspan.resume"
     for act in (
         lambda: memspan.resume("run"),
         lambda: train_command(["--resume", "run", "--train.steps", "8"]),

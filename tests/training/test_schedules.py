@@ -153,7 +153,7 @@ def test_a_budget_that_is_given_replaces_another(capsys: pytest.CaptureFixture[s
     found = [record.get("learning_rate") for record in metrics.read(Path("r/metrics.jsonl"))]
     assert found == [None, learning_rate(5, OPTIONS.optim, 6), None]
     line = refused(capsys, "train", "--resume", "r")
-    assert "train.max_tokens is 48; to go on: " in line
+    assert "train.max_tokens is 48; to continue: " in line
     assert line.endswith("train --resume r --train.max-tokens 96")
     cli.main(["train", "--resume", "r", "--train.epochs=0.06"])
     changed = {"train.max_tokens": [48, None], "train.epochs": [None, 0.06]}

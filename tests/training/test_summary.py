@@ -34,7 +34,7 @@ def test_the_summary_agrees_with_evaluate() -> None:
     for part, found in (("memory_carried", carried), ("memory_emptied", emptied)):
         assert scores[part]["nats_per_token"] == pytest.approx(found.nats_per_token, rel=1e-6)
     saved = 1 - carried.nats / emptied.nats
-    shown = f"memory saves {saved:.1%} against emptying it in reading only"
+    shown = f"memory saves {saved:.1%} compared with emptying it while reading"
     assert (shown if saved >= 0.002 else "memory is not used yet") in text
     assert "Validations during training read it in 2 streams" in text
 

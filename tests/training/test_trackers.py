@@ -64,7 +64,7 @@ def test_a_tracker_that_begins_anew_is_named(
     assert not caplog.messages
     start.resume(Path("r"), config=tiny_runs.options(tracker=("wandb",), steps=7))
     (line,) = caplog.messages
-    assert line.startswith("in wandb a new record begins at step 6")
+    assert line.startswith("wandb: a new record begins at step 6")
 
 
 def test_several_trackers_at_once(wandb: MagicMock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,7 +103,7 @@ def test_training_and_evaluation_say_what_is_unknown(
     assert ("(words, 50% unknown)" in said, "bits/byte" in said) == (in_training, not in_training)
     assert f"nats per token ({share} unknown: no bits per byte)" in said
     assert f"memory carried perplexity per token {scores['perplexity']:.2f} memory emptied" in said
-    assert "cannot be compared with lzma" in said
+    assert "no bits per byte to compare with lzma" in said
     assert f"{share} of the tokens are unknown" in said
     assert "bits per byte   (" not in said
     validations = records("validation_bits_per_byte")

@@ -127,10 +127,10 @@ def test_the_same_architecture_is_taken_whole() -> None:
 @pytest.mark.parametrize(
     ("source", "characters", "message"),
     [
-        (XL(**SIZE | {"d_model": 12}), "abc", "same width, set --model.d-model 12"),
+        (XL(**SIZE | {"d_model": 12}), "abc", "same width; set --model.d-model 12"),
         (XL(**SIZE | {"n_heads": 4}, d_head=4), "abc", "--model.n-heads"),
         (XL(**SIZE, d_head=3), "abc", "--model.d-head"),
-        (LSTMConfig(n_layers=2, d_model=8), "abc", "nothing that means the same .* takes"),
+        (LSTMConfig(n_layers=2, d_model=8), "abc", "weights mean nothing here: .* takes"),
         (FeedbackConfig(**SIZE | {"n_heads": 4}), "abc", "set --model.n-heads 4"),
         (FeedbackConfig(**SIZE, activation="gelu"), "abc", "set --model.activation gelu"),
         (XL(**SIZE, activation="gelu"), "abc", "not trained: set --model.activation gelu"),

@@ -62,7 +62,7 @@ class CheckArguments:
 def check(arguments: list[str]) -> None:
     """Run the verb with ``arguments``."""
     options = parsed(CheckArguments, arguments, "memspan check")
-    # Otherwise transformers reports missing kernels for every model.
+    # Otherwise transformers warns of missing kernels for every model.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     import memspan
     from memspan.devices import device_for
@@ -95,7 +95,7 @@ def check(arguments: list[str]) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file, and say so."""
+    """Write a file, and print its path."""
     done = "replaced" if path.exists() else "written"
     path.write_text(text)
     print(f"{done}: {path}", file=sys.stderr)

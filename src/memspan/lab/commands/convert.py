@@ -27,7 +27,7 @@ class ConvertArguments:
 def convert(arguments: list[str]) -> None:
     """Run the verb with ``arguments``."""
     options = parsed(ConvertArguments, arguments, "memspan convert")
-    # Before torch is imported.
+    # Fails before torch is imported.
     kind_of(options.source, options.kind)
     import memspan
 

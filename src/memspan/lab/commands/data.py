@@ -1,4 +1,4 @@
-"""``memspan data``: list corpora by name, or prepare one."""
+"""``memspan data``: list the named corpora, or prepare one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``memspan export``: a run's checkpoints as plain ones, or the run for another library."""
+"""``memspan export``: merge the checkpoints of several processes, or write a run for transformers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ExportArguments:
             raise MemspanError(f"--to {self.to} needs the name of a new folder: add it")
         if self.to is None and self.folder is not None:
             raise MemspanError(
-                f"{self.folder} is a folder to export to: say for which library with --to transformers"
+                f"{self.folder} is a folder to export to: name the library with --to transformers"
             )
 
 
@@ -49,7 +49,7 @@ def export(arguments: list[str]) -> None:
     from memspan.lab.runs import checkpoints
     from memspan.lab.runs.folder import lock_run
 
-    folder = run_alone(run, "without --to all of a run's are merged")
+    folder = run_alone(run, "without --to all checkpoints of a run are merged")
     with lock_run(folder):
         steps = checkpoints.export(folder, config.train.keep)
     what = f"checkpoints of steps {', '.join(map(str, steps))}" if steps else "nothing to merge"

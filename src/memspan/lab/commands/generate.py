@@ -83,11 +83,11 @@ def generate(arguments: list[str]) -> None:
     from memspan.native.waiting import sharing_cores
 
     if options.save_memory is not None:
-        # Before hours of reading.
+        # Checked before hours of reading.
         refuse_to_overwrite(options.save_memory, memories=not options.force)
     if options.prompt is None and options.prompt_file is None and _is_piped():
         logging.getLogger("memspan").warning(
-            "standard input is not read: to continue that text, add --prompt-file -"
+            "standard input is not read: add --prompt-file - to continue that text"
         )
     with sharing_cores():
         _generate(options)
@@ -113,7 +113,7 @@ def _generate(options: Any) -> None:
     try:
         _print(writer, options)
     except OSError as error:
-        # The memory of a long text is worth saving even if nobody reads the output.
+        # The memory of a long text is worth saving even if the output is lost.
         output_error = error
     if options.save_memory is not None:
         memory = writer.memory.select([0])
@@ -128,7 +128,7 @@ def _generate(options: Any) -> None:
 
 
 def _print(writer: Writer, options: GenerateArguments) -> None:
-    """One sample as it is written; several, or JSON, at the end."""
+    """Print one sample while it is written; several, or JSON, at the end."""
     prompt = options.prompt or ""
     alone = not options.json and len(writer.texts) == 1
     if alone:
@@ -164,7 +164,7 @@ def _opened(path: Path | None) -> BinaryIO:
 
 
 def _is_piped() -> bool:
-    """True if a text waits in a pipe."""
+    """True if standard input is a pipe with text in it."""
     try:
         file: Any = sys.stdin.buffer
         is_pipe = stat.S_ISFIFO(os.fstat(file.fileno()).st_mode)
@@ -175,7 +175,7 @@ def _is_piped() -> bool:
 
 
 def _prompt(file: BinaryIO, prompt: str | None) -> Iterator[bytes]:
-    """The file's text, then the prompt."""
+    """Yield the file's text, then the prompt."""
     from memspan.lab.data.encodings import encoding_hint
     from memspan.lab.data.tokenizers.base import bytes_of
     from memspan.lab.training.terminal import counting

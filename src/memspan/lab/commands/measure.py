@@ -72,7 +72,7 @@ def measure(arguments: list[str]) -> None:
                 if found[-1].interrupted:
                     raise KeyboardInterrupt
         finally:
-            # Whatever stops it, the results so far are kept.
+            # Results so far are reported, whatever stops it.
             if done := [measurement for measurement in found if not measurement.is_empty()]:
                 _report(done, options)
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 WRONG_NUMBER = re.compile(r"Error parsing (--[\w.-]+):.*?\b(int|float)\b.*'([^']*)'", re.IGNORECASE)
-"""The parser's explanation of text that is not a number: the option, the type's name, the text."""
+"""Matches the parser's error about text that is not a number: the option, the type, the text."""
 NUMBERS = {"int": "an integer", "float": "a number"}
 Modules = Annotated[
     tuple[str, ...],
@@ -175,7 +175,7 @@ def parsed(kind: type[T], arguments: list[str], program: str, default: T | None 
             raise
         line = _own_message(stop) or _in_one_line(said.getvalue())
         if "(required)" in line:
-            # With the whole help of what is missing.
+            # The parser would print the whole help of each.
             line = f"{' and '.join(_required(kind))} must be given: add what is missing"
     else:
         if not unknown:
@@ -185,7 +185,7 @@ def parsed(kind: type[T], arguments: list[str], program: str, default: T | None 
 
 
 def _required(kind: type) -> list[str]:
-    """The names of a dataclass's fields without a default."""
+    """The names of the fields without a default."""
     return [
         each.name
         for each in dataclasses.fields(kind)
@@ -194,7 +194,7 @@ def _required(kind: type) -> list[str]:
 
 
 def _own_message(error: BaseException) -> str | None:
-    """The message of a dataclass's own checks, if they ended the parser."""
+    """The message of a dataclass's own check, if one ended the parser."""
     cause = error.__context__
     while cause is not None and not isinstance(cause, MemspanError):
         cause = cause.__context__
@@ -244,7 +244,7 @@ def _flags(options: Any, prefix: str = "") -> Iterator[str]:
 
 
 def peek_flags(arguments: list[str]) -> argparse.Namespace:
-    """The options that decide which others there are, and their defaults: ``model``, ``preset``,
+    """Find the options on which the other options and their defaults depend: ``model``, ``preset``,
     ``resume``, ``init_from`` and the list ``modules``. Mistakes in them are left to :func:`parsed`."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in ("--model", "--preset", "--resume"):
@@ -270,8 +270,8 @@ def import_modules(arguments: list[str]) -> None:
 
 
 def with_architectures(verb: type[T], *kinds: str) -> type[T]:
-    """The dataclass ``verb`` with options of all architectures, ``memory_options``, ``reader_options``
-    or both, as further fields."""
+    """Extend the dataclass ``verb`` by options of all architectures: ``memory_options``,
+    ``reader_options`` or both."""
     found: dict[str, tuple[Any, str]] = {}
     owners: dict[str, list[str]] = {}
     for architecture, model in MODELS.items():

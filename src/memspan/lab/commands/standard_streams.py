@@ -1,4 +1,4 @@
-"""Standard input as a corpus; standard output and standard error, which may fail."""
+"""Reads a corpus from standard input; copes with standard output and error that cannot be written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STDIN = "-"
 
 
 def keep_input(path: Path, option: str) -> None:
-    """Write standard input into a new file; ``option``: the one that asked for it, for messages."""
+    """Write standard input to a new file; ``option``: the flag that asked for it, for messages."""
     # Not above: the command line imports this module first.
     from memspan.files.disk import write_atomically
     from memspan.lab.data.texts import CHUNK
@@ -32,10 +32,10 @@ def keep_input(path: Path, option: str) -> None:
 
 @contextlib.contextmanager
 def readable(corpus: str | None, split: str) -> Iterator[dict[str, Any]]:
-    """The text to read, as the arguments ``corpus`` and ``split`` of a function.
+    """Yield the text to read, as the arguments ``corpus`` and ``split`` of a function.
 
-    It is refused before torch is imported if there is none. Standard input is kept in a file while the
-    block lasts, and read whole unless a part is named.
+    A missing text is an error, before torch is imported. Standard input is kept in a file inside the
+    block, and read whole unless a split is named.
     """
     import tempfile
 
@@ -53,7 +53,7 @@ def readable(corpus: str | None, split: str) -> Iterator[dict[str, Any]]:
 
 
 def settle_output() -> None:
-    """Drop output that cannot be written, so that the interpreter does not complain at its exit."""
+    """Drop output that cannot be written, so that the interpreter does not complain on exit."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()

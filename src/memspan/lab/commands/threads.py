@@ -1,4 +1,4 @@
-"""The option ``--threads``, and how many threads a verb uses without it."""
+"""The option ``--threads``, and the number of threads without it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from memspan.cores import OtherPrograms, cores
 from memspan.errors import counted
 
 LOOK_SECONDS = 0.3
-"""Time that shows how busy other programs are, at least; importing torch takes longer."""
+"""Minimum time to observe how busy other programs are; importing torch takes longer."""
 DECIDED = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-"""Environment variables with which a user, or the launcher of several processes, decides."""
+"""Environment variables by which a user, or the launcher of several processes, sets the number."""
 
 Threads = Annotated[
     int | None,
@@ -34,13 +34,13 @@ OneThread = Annotated[
 
 
 def set_threads(given: int | None, recorded: int | None = None, *, one: bool = False) -> str | None:
-    """Set the number of PyTorch's threads; say which it is and why, unless the user has decided.
+    """Set the number of PyTorch's threads; return a line about it, or None if the user has set it.
 
-    Imports torch, and looks at what other programs do in that time.
+    Imports torch, and observes in the meantime how busy other programs are.
 
     Args:
         given: the number that ``--threads`` gives.
-        recorded: the number that the run to resume had.
+        recorded: the number with which the run to resume was trained.
         one: use one thread.
     """
     others = OtherPrograms()
@@ -58,7 +58,7 @@ def set_threads(given: int | None, recorded: int | None = None, *, one: bool = F
         why = ", so that no CPU time is spent waiting"
     elif recorded is not None and recorded <= most:
         n_threads = recorded
-        why = ", as the run had"
+        why = ", as in the run so far"
     elif most > 1:
         time.sleep(max(0.0, LOOK_SECONDS - others.seconds()))
         used = others.cores()
@@ -70,6 +70,6 @@ def set_threads(given: int | None, recorded: int | None = None, *, one: bool = F
 
 
 def announce(line: str | None) -> None:
-    """Tell the user, apart from a verb's output."""
+    """Print a line on standard error, apart from a verb's output."""
     if line is not None:
         logging.getLogger("memspan").warning(line)

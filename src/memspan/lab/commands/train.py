@@ -65,7 +65,7 @@ class TrainArguments(Generic[M]):
     --train.steps, replace the run's from here on."""
     nproc: int = 1
     """Processes on this machine, which share the rows of the batch equally. With --resume their number
-    may differ from before. On several machines: torchrun -m memspan train."""
+    may change. On several machines: torchrun -m memspan train."""
     threads: Threads = None
     dry_run: bool = False
     """Do not train or write a folder; print parameters, memory per process, speed, disk and hours for
@@ -122,19 +122,19 @@ def train(arguments: list[str]) -> None:
             reports.note_stop(signals[0])
     settle_output()
     if signals and not _is_launched():
-        # As of a process that the signal has ended: a job that was stopped is not done.
+        # As if the signal had ended the process: a job that was stopped is not done.
         sys.exit(128 + signals[0])
 
 
 def _read(arguments: list[str]) -> tuple[TrainArguments[Any], RunConfig[Any], list[str]]:
-    """The options; what they began with, a preset or the run to resume; the arguments for them."""
+    """Parse ``arguments``: the options, those before any flags, and arguments with implied flags."""
     begun = begin_with(arguments)
     arguments = [*arguments, *replacing(arguments)]
     kind: Any = TrainArguments[type(begun.model)]  # type: ignore[misc]
     options = parsed(kind, arguments, "memspan train", kind(begun))
     if options.config.data.corpus == STDIN and not _is_launched():
         kept = keep_text(options.config, options.out, options.resume)
-        # If a flag is given twice the second counts, also in the processes that are started.
+        # If a flag is given twice the second counts, also in launched processes.
         arguments = [*arguments, "--data.corpus", str(kept), "--out", str(kept.with_suffix(""))]
         options = parsed(kind, arguments, "memspan train", kind(begun))
     return options, begun, arguments
@@ -149,7 +149,7 @@ def _is_launched() -> bool:
 def _joined(options: TrainArguments[Any]) -> Iterator[tuple[Console, Processes]]:
     """The console for training, and the processes that share it."""
     if reports.is_worker():
-        # Otherwise DDP advises against looking for unused parameters, which some options need.
+        # Silences DDP's advice against searching for unused parameters, which some options need.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from rich.console import Console
 
@@ -166,11 +166,11 @@ def _joined(options: TrainArguments[Any]) -> Iterator[tuple[Console, Processes]]
 
         with joined() as processes:
             if _is_launched():
-                # Until all have met Ctrl-C ended the process at once, see __main__.py: one that waits
-                # for another does so in C++, where Python's exceptions have to wait as well.
+                # Until here Ctrl-C ended the process at once, see __main__.py: one that waits for
+                # another does so in C++, where Python's exceptions would wait as well.
                 signal.signal(signal.SIGINT, signal.default_int_handler)
-            # No mark-up: names of corpora and folders may hold brackets. The terminal breaks the
-            # lines, so that files and pipes get them unbroken.
+            # No mark-up: names of corpora and folders may contain brackets. Lines are wrapped by the
+            # terminal, so that files and pipes get them whole.
             console = Console(quiet=not processes.first, markup=False, soft_wrap=True)
             if threads is not None:
                 console.print(threads, highlight=False)
@@ -178,7 +178,7 @@ def _joined(options: TrainArguments[Any]) -> Iterator[tuple[Console, Processes]]
 
 
 def _recorded_threads(folder: Path | None) -> int | None:
-    """The threads with which the run in ``folder`` was trained last; None if that is not known."""
+    """The number of threads with which the run in ``folder`` was last trained; None if unknown."""
     if folder is None:
         return None
     from memspan.lab.runs import checkpoints
@@ -205,7 +205,7 @@ def _dry_run(options: TrainArguments[Any], console: Console, n_processes: int) -
 def _launch(arguments: list[str], n_processes: int) -> None:
     if reports.is_worker():
         raise MemspanError(
-            "--nproc starts processes, but torchrun has already started some: drop one of them"
+            "--nproc starts processes, but torchrun has already started some: drop one of the two"
         )
     if sys.platform == "win32":
         raise MemspanError(
@@ -223,7 +223,7 @@ def _launch(arguments: list[str], n_processes: int) -> None:
 
 
 def begin_with(arguments: list[str]) -> RunConfig[BackboneConfig]:
-    """The options that flags change: those of the run to resume, of the preset, or the defaults."""
+    """The options before any flags: those of the run to resume, of the preset, or the defaults."""
     given = peek_flags(arguments)
     if given.model is not None and given.model not in MODELS:
         raise MemspanError(f"there is no --model {given.model}: use one of {', '.join(MODELS)}")
@@ -244,9 +244,9 @@ def begin_with(arguments: list[str]) -> RunConfig[BackboneConfig]:
 
 
 def _as_in(source: Path, architecture: str | None) -> RunConfig[BackboneConfig]:
-    """The model, sizes and tokeniser of a run, so that all of its weights fit; all else as usual.
+    """The model, sizes and tokeniser of a run, so that all of its weights fit, and default options.
 
-    ``architecture``: another than the run's takes the sizes that both have.
+    ``architecture``: if it is not the run's, the sizes that both have are taken.
     """
     theirs = load_config(source)
     name = architecture or theirs.architecture
@@ -264,8 +264,8 @@ def _as_in(source: Path, architecture: str | None) -> RunConfig[BackboneConfig]:
 
 
 def replacing(arguments: list[str]) -> list[str]:
-    """Flags that turn off what ``arguments`` replace in a preset or the run to resume: another budget,
-    the corpus for a text of each split or the reverse, a threshold without early stopping."""
+    """Flags that turn off options of a preset or the run to resume that ``arguments`` replace: another
+    budget, the corpus or the texts of each split, a threshold without early stopping."""
     given = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
     budgets = [f"--train.{name.replace('_', '-')}" for name in BUDGETS]
     own = [f"--data.{split}" for split in SPLITS]
@@ -298,11 +298,11 @@ def new_folder(config: RunConfig[BackboneConfig]) -> Path:
 
 
 def claimed_folder(config: RunConfig[BackboneConfig]) -> Path:
-    """Make a new folder in ``runs/``; trainings that are started at once each get their own."""
+    """Make a new folder in ``runs/``; trainings started at the same time each get their own."""
     Path("runs").mkdir(exist_ok=True)
     while True:
         folder = new_folder(config)
-        # It fails where another process was faster.
+        # Another process may have been faster.
         with contextlib.suppress(FileExistsError):
             folder.mkdir()
             return folder
@@ -310,13 +310,13 @@ def claimed_folder(config: RunConfig[BackboneConfig]) -> Path:
 
 @contextlib.contextmanager
 def _removed_if_unused(folder: Path | None) -> Iterator[None]:
-    """Remove a folder that was made for a run, and a ``runs/`` that is empty then, if that fails before
-    anything is written."""
+    """If the run fails before anything is written, remove the folder that was made for it, and an empty
+    ``runs/``."""
     try:
         yield
     except BaseException:
         if folder is not None:
-            # Folders that hold anything stay.
+            # Folders that are not empty stay.
             with contextlib.suppress(OSError):
                 folder.rmdir()
                 folder.parent.rmdir()

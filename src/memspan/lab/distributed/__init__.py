@@ -1,7 +1,7 @@
 """Training in several processes, built on torch.distributed; one process is the usual case.
 
-processes.py   who this process is, which rows are its own, what all must agree on
+processes.py   this process's rank and rows, and collective operations
 parallel.py    the model behind DDP or FSDP2
-launch.py      the processes of one machine, and the one line that says why they ended
-reports.py     without torch: whether this is one of several, how it reports a failure
+launch.py      starts the processes of one machine, and reports in one line why they ended
+reports.py     without torch: detects launched processes, and reports a failure once for all
 """

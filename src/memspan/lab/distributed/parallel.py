@@ -21,7 +21,7 @@ Parallel = Literal["ddp", "fsdp"]
 
 
 class ParallelModel:
-    """The model as training runs it; this one as it is, in one process."""
+    """The model as training runs it. This class runs it as it is, in one process."""
 
     sharded = False
     """True if a forward pass is collective, so that all processes must run the same number of them."""
@@ -45,8 +45,8 @@ class ReplicatedModel(ParallelModel):
         from torch.nn.parallel import DistributedDataParallel
 
         super().__init__(model)
-        # Some options leave parameters without a gradient. Buffers, which memory is not among, are the
-        # same in all processes from the start.
+        # Some options leave parameters without a gradient. Buffers (memory is none) are the same in all
+        # processes from the start.
         with warnings.catch_warnings():
             # The newer name for broadcast_buffers is missing in older releases.
             warnings.simplefilter("ignore", FutureWarning)
@@ -62,7 +62,7 @@ class ReplicatedModel(ParallelModel):
 
 
 class _LossOnly(nn.Module):
-    """Exposes only what the loss depends on: DDP must not wait for parameters used for memory alone."""
+    """Returns only tensors of the loss: DDP must not wait for parameters used for memory alone."""
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ def _read(model: LanguageModel, segment: Segment, memory: Memory) -> Output:
 
 
 class ShardedModel(ParallelModel):
-    """FSDP2: every process has a part of each parameter and collects the others' when needed."""
+    """FSDP2: every process has a shard of each parameter, and gathers the others when needed."""
 
     sharded = True
 
@@ -106,13 +106,13 @@ class ShardedModel(ParallelModel):
 
 
 def _reshard_after_reading(model: Any, *_: object) -> None:
-    """Otherwise the outermost parameters stay gathered, for a backward pass that never comes."""
+    """Free the outermost parameters, which would stay gathered for a backward pass that never comes."""
     if not torch.is_grad_enabled():
         model.reshard()
 
 
 def parallel_model(model: LanguageModel, kind: Parallel, mesh: DeviceMesh | None) -> ParallelModel:
-    """``model`` as training runs it; ``mesh``: all processes (None: there is one)."""
+    """Wrap ``model`` for training; ``mesh``: all processes (None: there is only this one)."""
     if mesh is None:
         return ParallelModel(model)
     return ShardedModel(model, mesh) if kind == "fsdp" else ReplicatedModel(model)

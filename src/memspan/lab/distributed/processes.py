@@ -1,4 +1,4 @@
-"""The processes of a run: which one this is, which rows are its own, and what all must agree on.
+"""The processes of a run: this one's rank, its rows, and collective operations.
 
 Every process reads the same text and holds all tokens of a batch, but computes a contiguous share of
 the rows, with their memories and losses. A single process does not communicate: every function returns
@@ -44,14 +44,14 @@ T = TypeVar("T")
 
 
 class LostProcessError(MemspanError):
-    """Another process of the run has ended, and reports the cause."""
+    """Raised when another process of the run has ended, which reports the cause itself."""
 
     status = LOST
 
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among those of the run."""
+    """This process and the number of processes in the run."""
 
     rank: int = 0
     size: int = 1
@@ -65,9 +65,9 @@ class Processes:
         """This process's rows of a batch."""
         if batch_size % self.size:
             raise MemspanError(
-                f"{batch_size} batch rows cannot be shared by {self.size} processes evenly: use a "
-                f"number of processes that divides {batch_size}, or another --train.batch-size in "
-                "a new run"
+                f"{batch_size} batch rows cannot be shared evenly by {self.size} processes: use a "
+                f"number of processes that divides {batch_size}, or another --train.batch-size in a "
+                "new run"
             )
         share = batch_size // self.size
         return slice(self.rank * share, (self.rank + 1) * share)
@@ -103,7 +103,7 @@ class Processes:
         return values[0]
 
     def in_turn(self, function: Callable[[], T]) -> T:
-        """Call ``function`` in the first process, then in the others, such as to fill a cache once."""
+        """Call ``function`` in the first process, then in the others, to fill a cache once, say."""
         if self.first:
             result = function()
         self.wait()
@@ -156,7 +156,7 @@ def local(x: Tensor) -> Tensor:
 
 
 def _is_shared(x: Tensor | None) -> TypeGuard[Any]:
-    """True if ``x`` is a DTensor, which it cannot be before their module is imported."""
+    """True for a DTensor, which does not exist before its module is imported."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(x, module.DTensor)
 
@@ -179,7 +179,7 @@ def own_device(device: torch.device) -> torch.device:
 def joined() -> Iterator[Processes]:
     """Join the other processes that the launcher started, if there are any.
 
-    gloo carries tensors on the CPU, NCCL those on GPUs.
+    Tensors on the CPU are exchanged by gloo, those on GPUs by NCCL.
 
     Raises:
         LostProcessError: another process has ended, or never joined.
@@ -219,8 +219,8 @@ def joined() -> Iterator[Processes]:
 
 
 def _wait_for_all() -> None:
-    """Wait for the other processes, and until gloo's thread has released the last tensor: it needs the
-    interpreter for that, and aborts the process if this is already shutting down."""
+    """Wait for the other processes, and until gloo's thread has released its last tensor: it needs the
+    interpreter for that, and aborts the process if the interpreter is shutting down."""
     x = torch.zeros(1)
     dist.all_reduce(x)
     last = weakref.ref(x)
@@ -231,7 +231,7 @@ def _wait_for_all() -> None:
 
 
 def is_loss(error: BaseException) -> bool:
-    """True if an error only says that another process has gone."""
+    """True for an error that only means that another process has gone."""
     if isinstance(error, dist.DistError):
         return True
     # gloo does not define exceptions in Python: its messages begin with its file and line, or name.
@@ -239,7 +239,7 @@ def is_loss(error: BaseException) -> bool:
 
 
 def _end_with_launcher() -> None:
-    """End this process when its launcher ends: nothing else would stop it from writing."""
+    """End this process when its launcher ends, since nothing else would stop it from writing."""
     parent = os.getppid()
 
     def watch() -> None:

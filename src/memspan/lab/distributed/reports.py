@@ -1,5 +1,7 @@
-"""Launched processes: is this one, and one report of a failure for all of them. No
-torch here: the command line's help must not wait for it."""
+"""Detects launched processes, and reports a failure once for all of them.
+
+No torch here: the command line's help must not wait for it.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +13,25 @@ from collections.abc import Callable
 from pathlib import Path
 
 BY_US = "MEMSPAN_LAUNCHED"
-"""Set by our launcher, which prints the report that matters: the file where its processes meet."""
+"""Environment variable set by our launcher, which prints the report: the file where processes meet."""
 STOPPED = "-stopped"
-"""At the end of that file's name, another file: the number of the signal that has ended the run."""
+"""Suffix of another file, which holds the number of the signal that ended the run."""
 LAUNCHER_NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
 """Environment variables that torchrun and our launcher set; with them, ``MASTER_ADDR``."""
 LOST = 3
-"""Exit status of a process that only lost another one."""
+"""Exit status of a process that ended because it lost another one."""
 _is_first_to_fail: Callable[[], bool] | None = None
 
 
 def is_worker() -> bool:
-    """True if a launcher, torchrun's or ours, started this process as one of several."""
+    """True if torchrun or our launcher started this process as one of several."""
     numbers = {name: os.environ.get(name, "") for name in LAUNCHER_NUMBERS}
     complete = all(map(str.isdecimal, numbers.values())) and bool(os.environ.get("MASTER_ADDR"))
     return complete and int(numbers["WORLD_SIZE"]) > 1
 
 
 def agree_on_failures(is_first: Callable[[], bool]) -> None:
-    """From here on ``is_first`` says whether this failed process was the first to fail."""
+    """Let ``is_first`` decide which failed process reports: it is True in the first one to ask."""
     global _is_first_to_fail
     _is_first_to_fail = is_first
 
@@ -52,23 +54,23 @@ def leave(line: str, status: int) -> None:
 
 
 def note_stop(number: int) -> None:
-    """Let our launcher know that the signal of this number has ended the run, with a checkpoint."""
+    """Tell our launcher that the signal of this number has ended the run, with a checkpoint."""
     Path(os.environ[BY_US] + STOPPED).write_text(str(number))
 
 
 def noted_stop() -> int | None:
-    """The number that a process has noted; None if the run was not stopped. For the launcher."""
+    """For the launcher: the number that a process has noted; None if the run was not stopped."""
     noted = Path(os.environ[BY_US] + STOPPED)
     return int(noted.read_text()) if noted.exists() else None
 
 
 def _reports_for_all() -> bool:
-    """True if this failed process reports for all: the first to ask does."""
+    """True in the process that reports for all, the first to ask."""
     if _is_first_to_fail is None:
-        # The processes have not met yet: all fail in the same way.
+        # The processes have not joined yet: all fail in the same way.
         return os.environ.get("RANK", "0") == "0"
     try:
         return _is_first_to_fail()
     except RuntimeError:
-        # The store went with the process that held it.
+        # The store has gone with the process that held it.
         return True

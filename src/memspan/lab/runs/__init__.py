@@ -14,5 +14,5 @@
 
 ``texts``: a text in the tokens of a run.
 
-``docs/reliability.md`` describes the files for users. Old folders must load for good.
+``docs/reliability.md`` describes the files for users. Old folders must always load.
 """

@@ -121,7 +121,7 @@ def read_state(folder: Path) -> State:
 
 
 def write_tensors(folder: Path, saved: Checkpoint, bound: Mapping[str, str]) -> dict[str, str]:
-    """Write both files of tensors; the checksums of all files, ``bound`` included, by name."""
+    """Write both files of tensors; returns the checksums of all files, ``bound`` included, by name."""
     about = header(saved.state, bound)
     files = {WEIGHTS: saved.weights, TRAINING: saved.training}
     sums = {
@@ -132,7 +132,7 @@ def write_tensors(folder: Path, saved: Checkpoint, bound: Mapping[str, str]) -> 
 
 
 def read_file(folder: Path, name: str, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """One of the two files, with its header; refused if it is another checkpoint's."""
+    """Read one of the two files, with its header; an error if it is another checkpoint's."""
     tensors, about = load_tensors(folder / name)
     if about[SEAL] != state["files"].get(name) or about.get("step") != str(state["step"]):
         raise MemspanError(f"{folder / name} is another checkpoint's: restore its own")
@@ -140,7 +140,7 @@ def read_file(folder: Path, name: str, state: State) -> tuple[dict[str, Tensor],
 
 
 def header(state: State, bound: Mapping[str, str]) -> dict[str, str]:
-    """The header of a file of tensors, so that it can be understood without its checkpoint."""
+    """The header of a file of tensors, which makes it readable without its checkpoint."""
     corpus = json.dumps(state["corpus"], sort_keys=True)
     return {"step": str(state["step"]), "corpus": corpus, **bound}
 
@@ -151,8 +151,8 @@ def bound_files(state: State) -> dict[str, str]:
 
 
 def refuse_changes(folder: Path, bound: Mapping[str, str]) -> None:
-    """Refuse files that have changed since weights were saved with the checksums ``bound``, other than
-    by resuming with new options."""
+    """Raise if files have changed since weights were saved with the checksums ``bound``, except by
+    resuming with new options."""
     for name in BOUND:
         check = checksum(folder / name)
         if bound.get(name) == check:
@@ -189,7 +189,7 @@ def widened(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 def check_fit(
     folder: Path, config: RunConfig[BackboneConfig], vocab_size: int, weights: Mapping[str, Tensor]
 ) -> None:
-    """Refuse weights of another model, before a model of these options takes memory or time."""
+    """Raise if weights are another model's, before a model of these options takes memory or time."""
     if config.model.n_layers > len(weights):
         raise _misfit(folder, f"{len(weights)} tensors for {config.model.n_layers:,} layers")
     try:

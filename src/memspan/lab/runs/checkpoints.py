@@ -1,9 +1,9 @@
-"""A run's folder ``checkpoints``: saved, found and dropped, so that a crash costs only recent steps.
+"""A run's folder ``checkpoints``: saves, finds and deletes them, so that a crash costs few steps.
 
     checkpoints/step-00000500/   a checkpoint: ``state.json`` and its tensors, in one of two formats
-    checkpoints/best             the name of the best one, once there was a validation
+    checkpoints/best             the name of the best one, after the first validation
 
-The newest ones and the best one are kept. A checkpoint is made under another name and then
+The newest ones and the best one are kept. A checkpoint is written under a temporary name and then
 renamed, so it is complete or absent. The weights of the best one are published: they become the run's
 own ``model.safetensors``.
 """
@@ -61,7 +61,7 @@ class SavedCheckpoint:
 
 
 def latest(folder: Path) -> SavedCheckpoint:
-    """The checkpoint from which the run in ``folder`` continues."""
+    """The newest checkpoint of the run in ``folder``, from which it continues."""
     steps = steps_of(folder)
     if not steps:
         raise no_checkpoint(folder)
@@ -100,7 +100,7 @@ def no_checkpoint(folder: Path) -> MemspanError:
 
 @contextlib.contextmanager
 def _suggesting_older(source: Path) -> Iterator[None]:
-    """Name the checkpoint to continue from instead in an error about the one in ``source``."""
+    """Add to an error about the checkpoint in ``source`` which older one to continue from."""
     try:
         yield
     except UnreadableError:
@@ -109,7 +109,7 @@ def _suggesting_older(source: Path) -> Iterator[None]:
     except MemspanError as error:
         folder = source.parents[1]
         older = [step for step in steps_of(folder) if _step_folder(folder, step) != source]
-        hint = f"; or move {source} away to go on from step {older[-1]}" if older else ""
+        hint = f"; or move {source} away to continue from step {older[-1]}" if older else ""
         raise MemspanError(f"{error}{hint}") from None
 
 
@@ -125,10 +125,10 @@ def weights_at(source: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def save(lock: RunLock, checkpoint: Checkpoint, best: bool, keep: int) -> None:
-    """Add a checkpoint written by this process alone, then drop those no longer needed.
+    """Add a checkpoint written by this process alone, then delete those no longer needed.
 
-    A step that is there already is not written again: the same step of a run is the same checkpoint.
-    ``best``: publish its weights; ``keep``: how many of the newest checkpoints stay (0: all).
+    A step that has been saved is not written again: the same step of a run is the same checkpoint.
+    ``best``: publish its weights; ``keep``: number of newest checkpoints that stay (0: all).
     """
 
     def write(building: Path) -> dict[str, str]:
@@ -139,14 +139,14 @@ def save(lock: RunLock, checkpoint: Checkpoint, best: bool, keep: int) -> None:
 
 
 def commit_shards(lock: RunLock, state: State, best: bool, keep: int) -> None:
-    """Make a checkpoint of the shards that all processes have written; otherwise as :func:`save`."""
+    """Complete a checkpoint whose shards all processes have written; otherwise as :func:`save`."""
     _add(lock, state, best, keep, lambda new: lock.checksums | shards.checksums(new / SHARDS))
 
 
 def _add(
     lock: RunLock, state: State, best: bool, keep: int, write: Callable[[Path], dict[str, str]]
 ) -> None:
-    """``write`` fills the folder of a checkpoint, and returns the checksums of its files."""
+    """Add a checkpoint: ``write`` fills its folder, and returns the checksums of its files."""
     folder = lock.folder
     building = _building(lock.folder, state["step"])
     target = _step_folder(folder, state["step"])
@@ -175,7 +175,7 @@ def _make(building: Path) -> None:
 
 
 def new_shards(folder: Path, step: int) -> Path | None:
-    """An empty folder for the shards of a new checkpoint; None: that step is saved already."""
+    """An empty folder for the shards of a new checkpoint; None if that step has been saved."""
     if _step_folder(folder, step).exists():
         return None
     building = _building(folder, step)
@@ -193,7 +193,7 @@ def drop_shards(folder: Path, step: int) -> None:
 
 
 def failed_save(folder: Path, error: BaseException) -> MemspanError:
-    """The error for a checkpoint that could not be written; it says what there is to go on from."""
+    """The error for a checkpoint that could not be written; it names the one to continue from."""
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     first = f"{remedy(error)}, then " if isinstance(error, OSError) else ""
     try:
@@ -201,9 +201,8 @@ def failed_save(folder: Path, error: BaseException) -> MemspanError:
     except UnreadableError:
         steps = []
     if steps:
-        kept = (
-            f"{first}go on with --resume {folder}; the checkpoint of step {steps[-1]} is untouched"
-        )
+        step = f"the checkpoint of step {steps[-1]} is untouched"
+        kept = f"{first}continue with --resume {folder}; {step}"
     else:
         kept = f"{first}start again, since there was no checkpoint yet"
     return MemspanError(f"cannot save a checkpoint in {folder} ({reason}): {kept}")
@@ -223,7 +222,9 @@ def _publish(source: Path, published: Path) -> None:
 
 
 def recover(folder: Path, state: State, keep: int) -> None:
-    """Finish what a crash after the latest checkpoint, of ``state``, left undone, and delete leftovers.
+    """Complete whatever a crash after the latest checkpoint interrupted, and delete leftovers.
+
+    ``state``: the latest checkpoint's.
 
     Raises:
         MemspanError: the best weights are damaged in both their places; the disk is full.
@@ -251,7 +252,7 @@ def recover(folder: Path, state: State, keep: int) -> None:
         raise failed_save(folder, error) from None
     except MemspanError as error:
         raise MemspanError(
-            f"{error}; or move {source} away to go on without the best weights so far"
+            f"{error}; or move {source} away to continue without the best weights so far"
         ) from None
 
 
@@ -278,12 +279,12 @@ def export(folder: Path, keep: int) -> list[int]:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete files and folders whose writing or deletion a crash cut short."""
+    """Delete files and folders left by a crash while they were written or deleted."""
     _delete((*folder.glob(".*.tmp"), *(folder / CHECKPOINTS).glob(".*.tmp")))
 
 
 def _settle(folder: Path, best_step: int | None, keep: int) -> None:
-    """Name the best checkpoint, and delete the others but the newest, and leftovers of earlier ones."""
+    """Record the best checkpoint; delete all others except the newest, and leftovers of deletions."""
     steps = steps_of(folder)
     named = folder / CHECKPOINTS / BEST
     if best_step in steps:
@@ -308,7 +309,7 @@ def _settle(folder: Path, best_step: int | None, keep: int) -> None:
 
 
 def _refuse_unusable(folder: Path, step: int) -> None:
-    """Refuse a checkpoint that could not be gone on from; of its tensors only the headers are read."""
+    """Raise if the run could not continue from a checkpoint; only the headers of tensors are read."""
     source = _step_folder(folder, step)
     state = read_state(source)
     refuse_changes(folder, state["files"])
@@ -318,7 +319,7 @@ def _refuse_unusable(folder: Path, step: int) -> None:
 
 
 def _delete(leftovers: Iterable[Path]) -> None:
-    """Delete files and folders; those that cannot be deleted are tried again at every save."""
+    """Delete files and folders; failures are ignored, and tried again at every save."""
     with contextlib.suppress(OSError):
         for left in leftovers:
             if left.is_dir() and not left.is_symlink():

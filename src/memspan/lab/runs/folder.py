@@ -1,6 +1,6 @@
-"""A run's folder: what a path or a name stands for, and the lock while it is trained.
+"""A run's folder: found by a path or a name, and locked while it is trained.
 
-The trained runs that come with memspan are read by name, like any other, and never written to.
+The trained runs that come with memspan are found by name, and never written to.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def folder_name(step: int) -> str:
 
 
 def place_of(path: str | Path) -> Place:
-    """The run or checkpoint at that path, or the shipped run of that name.
+    """The run or checkpoint at a path, or the shipped run of that name.
 
-    ``RUN/checkpoints/step-00000750`` is a checkpoint, as are ``step-750`` and ``best`` there. Anything
-    else is taken for a run, whatever is there.
+    ``RUN/checkpoints/step-00000750`` is a checkpoint, as are ``step-750`` and ``best`` in the same
+    folder. Any other path is taken for a run, without looking.
 
     Raises:
         MemspanError: the run has no such checkpoint.
@@ -76,7 +76,7 @@ def place_of(path: str | Path) -> Place:
 
 
 def run_alone(path: str | Path, why: str) -> Path:
-    """The folder of the run at that path; ``why``: the reason to refuse a checkpoint."""
+    """The folder of the run at a path; ``why``: the reason to refuse a checkpoint."""
     place = place_of(path)
     if place.checkpoint is not None:
         raise MemspanError(f"{path} is a checkpoint, and {why}: give the run's folder, {place.run}")
@@ -84,18 +84,18 @@ def run_alone(path: str | Path, why: str) -> Path:
 
 
 def run_folder(run: str | Path) -> Path:
-    """The folder at that path, or else that of the shipped run of that name."""
+    """The folder at a path, or else that of the shipped run of that name."""
     path = Path(run)
     return path if path.is_dir() else SHIPPED.get(str(path), path)
 
 
 def is_shipped(folder: Path) -> bool:
-    """True if it is the folder of a shipped run."""
+    """True for the folder of a shipped run."""
     return folder.is_dir() and any(folder.samefile(own) for own in SHIPPED.values())
 
 
 def refuse_shipped(folder: Path) -> None:
-    """Refuse to write a run where there is a file, or to a shipped run."""
+    """Raise if a run would be written over a file or a shipped run."""
     if os.path.lexists(folder) and not folder.is_dir():
         raise MemspanError(f"{folder} is not a folder: name a new one (--out)")
     if is_shipped(folder):
@@ -109,22 +109,22 @@ def refuse_shipped(folder: Path) -> None:
 
 
 LIMIT = 1 << 28
-"""Maximum size of such a file in bytes."""
+"""Maximum size in bytes of a file in ``BOUND``."""
 BOUND = ("config.toml", "tokenizer.json")
 """Files whose checksums are in every checkpoint."""
 
 
 MISSING = "missing"
-"""In place of a file's checksum."""
+"""Stands for the checksum of a missing file."""
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
-"""Errors of a folder that is not there any more."""
+"""Errors that mean that a folder has gone."""
 
 
 def checksum(path: Path) -> str:
     """SHA-256 of a file in :data:`BOUND`, or :data:`MISSING`.
 
     Raises:
-        UnreadableError: it is there, but could not be read.
+        UnreadableError: it exists but could not be read.
     """
     # Loads OpenSSL, which help and other verbs do not need.
     import hashlib
@@ -150,7 +150,7 @@ class RunLock:
         """Take the checksums of the files in :data:`BOUND`.
 
         Raises:
-            MemspanError: one is missing or could not be read: no checkpoint is bound to it then.
+            MemspanError: one is missing or could not be read, so no checkpoint could be bound to it.
         """
         checksums = {name: checksum(self.folder / name) for name in BOUND}
         for name, check in checksums.items():
@@ -163,17 +163,17 @@ class RunLock:
         try:
             if os.path.samestat(os.stat(self.folder), self._identity):
                 for name in BOUND if self.checksums else ():
-                    # Whoever deletes a folder deletes what is in it first.
+                    # When a folder is deleted, its files go first.
                     os.stat(self.folder / name)
                 return
         except OSError as error:
             if error.errno not in GONE:
-                # It may pass. If not, what is written next fails.
+                # It may be temporary. If not, the next write fails.
                 return
         raise MemspanError(
             f"the run's folder {self.folder} was moved, deleted or replaced while it was trained, "
-            "and nothing was made anew there: go on from its last checkpoint with --resume and the "
-            "path where it is now"
+            "and nothing was written there again: continue from its last checkpoint with --resume and "
+            "its new path"
         )
 
 
@@ -182,7 +182,7 @@ def lock_run(folder: Path) -> Iterator[RunLock]:
     """Lock a run's folder for this trainer.
 
     Raises:
-        MemspanError: another process is training in it, it came with memspan, or it cannot be written.
+        MemspanError: another process is training in it, it comes with memspan, or it cannot be written.
     """
     refuse_shipped(folder)
     if (folder / "checkpoints").is_symlink():

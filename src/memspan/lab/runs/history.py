@@ -1,10 +1,10 @@
-"""A run's ``history.jsonl``: the options changed on resuming it, one JSON object per line.
+"""A run's ``history.jsonl``: options changed when it was resumed, one JSON object per line.
 
     {"step": 1000, "changed": {"train.steps": [1000, 5000]}, "before": SHA-256, "after": SHA-256}
 
 The checksums are those of ``config.toml``: they tie checkpoints saved before a change to the options
-after it. A change is recorded here before ``config.toml`` is written, and does not count after a crash
-in between.
+after it. A change is recorded here before ``config.toml`` is written; after a crash in between it does
+not count.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LIMIT = 1 << 24
 
 @dataclass(frozen=True)
 class Change:
-    """Options changed on resuming once."""
+    """Options changed at one resumption."""
 
     step: int
     changed: dict[str, list[object]]
@@ -56,7 +56,7 @@ def content(changes: list[Change]) -> bytes:
 
 
 def record(lock: RunLock, step: int, changed: dict[str, list[object]], config: bytes) -> None:
-    """Record the options that are changed on resuming at ``step``, if there are any, and write the new
+    """Record the options changed when the run is resumed at ``step``, if any, and write the new
     ``config.toml``."""
     before = lock.checksums["config.toml"]
     known = read(lock.folder)
@@ -71,7 +71,7 @@ def record(lock: RunLock, step: int, changed: dict[str, list[object]], config: b
 
 
 def made(changes: list[Change], config: str) -> list[Change]:
-    """``changes``, minus a last one that never reached ``config.toml``, whose SHA-256 is ``config``."""
+    """``changes`` without a last one that never reached ``config.toml``; ``config``: its SHA-256."""
     unmade = changes and changes[-1].after != config and changes[-1].before == config
     return changes[:-1] if unmade else changes
 

@@ -39,7 +39,7 @@ def _names() -> Any:
 
 @dataclass(frozen=True)
 class RunConfig(Options, Generic[ModelConfig]):
-    """All that defines a training run; what `config.toml` in its folder holds."""
+    """All options of a training run, as its `config.toml` holds them."""
 
     model: ModelConfig
     architecture: Annotated[
@@ -83,10 +83,10 @@ SECTIONS: dict[str, type] = {
     "optim": OptimConfig,
     "train": TrainConfig,
 }
-"""Tables of a file and their options; ``model`` has the architecture's. A file says how to train, not
-where to write, so it has no place for other flags."""
+"""Tables of a file and their options, besides ``model``, whose options are the architecture's. A file
+says how to train, not where to write, so it has no other flags."""
 LIMIT = 1 << 14
-"""Maximum size of a file in bytes; those that memspan writes have two thousand."""
+"""Maximum size of a file in bytes; memspan writes about two thousand."""
 _FOLDER = Path(str(resources.files("memspan.lab").joinpath("presets")))
 PRESETS = {
     file.relative_to(_FOLDER).with_suffix("").as_posix(): file
@@ -109,7 +109,7 @@ def preset_file(name: str) -> Path:
 def read_config(path: Path, architecture: str | None = None) -> RunConfig[BackboneConfig]:
     """The options in a preset or in a run's ``config.toml``; those it leaves out have their defaults.
 
-    ``architecture``: the one that it must be for, if it names one (None: any).
+    ``architecture``: the only one allowed, if the file names one (None: any).
     """
     tables = _tables(path)
     name = tables.pop("architecture", None)

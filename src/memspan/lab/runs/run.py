@@ -1,4 +1,4 @@
-"""A run: begun in a new folder, loaded as a trained model, and read with."""
+"""A run: created in a new folder, loaded as a trained model, and read with."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ class Run:
 
 
 def create(lock: RunLock, config: RunConfig[BackboneConfig], tokenizer: Tokenizer) -> None:
-    """Begin a run in the locked folder, or begin one anew that ended before its first checkpoint."""
+    """Begin a run in the locked folder, also in place of one that ended before its first checkpoint."""
     folder = lock.folder
-    # Listed, since what cannot be looked at may be there all the same.
+    # Listed: a file whose status cannot be read may exist all the same.
     if WEIGHTS in os.listdir(folder) or checkpoints.steps_of(folder):
         raise MemspanError(
             f"{folder} holds a run already: choose another --out, or continue it with "
@@ -73,7 +73,7 @@ def create(lock: RunLock, config: RunConfig[BackboneConfig], tokenizer: Tokenize
 
 
 def trained(folder: str | Path) -> tuple[Place, RunConfig[BackboneConfig]]:
-    """The place of a run or checkpoint with weights, and its options; the weights are not read.
+    """The place of a trained run or checkpoint, and its options; the weights are not read.
 
     Raises:
         MemspanError: not a run, or one without weights yet.
@@ -85,8 +85,8 @@ def trained(folder: str | Path) -> tuple[Place, RunConfig[BackboneConfig]]:
             raise checkpoints.no_checkpoint(place.run)
         # Resuming publishes the best checkpoint's weights again.
         raise MemspanError(
-            f"{place.run / WEIGHTS} is missing: restore it, or have it made again from the checkpoints "
-            f"with {command('export', place.run)}"
+            f"{place.run / WEIGHTS} is missing: restore it, or recreate it from the checkpoints with "
+            f"{command('export', place.run)}"
         )
     return place, config
 
@@ -94,15 +94,15 @@ def trained(folder: str | Path) -> tuple[Place, RunConfig[BackboneConfig]]:
 @checked
 @usual_modes()
 def load(folder: str | Path, device: str = "cpu") -> Run:
-    """The best weights of a run so far, or those of one of its checkpoints, ready to evaluate.
+    """Load a run's best weights so far, or those of one of its checkpoints, in evaluation mode.
 
     Args:
-        folder: the run's, or a checkpoint's in it, such as ``runs/book/checkpoints/step-750``; or the
-            name of a run that comes with memspan, such as ``shakespeare``.
-        device: where the model goes, such as ``cuda``.
+        folder: the run's folder, or a checkpoint in it, such as ``runs/book/checkpoints/step-750``; or
+            the name of a run that comes with memspan, such as ``shakespeare``.
+        device: the device to load the model on, such as ``cuda``.
 
     Raises:
-        MemspanError: not a run, one without weights yet, or a file in it is missing or damaged.
+        MemspanError: not a run; a run without weights yet; a file in it is missing or damaged.
 
     Example::
 
@@ -119,7 +119,7 @@ def load(folder: str | Path, device: str = "cpu") -> Run:
     named = run_folder(folder)
     refuse_changes(place.run, header)
     check_fit(named, config, tokenizer.vocab_size, weights)
-    # Weights are drawn and then overwritten: the caller's random numbers stay what they were.
+    # The weights drawn here are overwritten, and leave the caller's random numbers unchanged.
     with torch.random.fork_rng(devices=[]):
         model = LanguageModel(tokenizer.vocab_size, config.model, config.embedding)
     load_weights(model, weights, named)
@@ -164,7 +164,8 @@ def segment_for(
 ) -> int:
     """Tokens to read at once: as in training, or fewer if positions do not reach that far.
 
-    ``memory``: to read on from (None: an empty one of ``sizes``); ``reading``: options of the reader.
+    ``memory``: the one to continue from (None: an empty one of ``sizes``); ``reading``: options of the
+    reader.
     """
     own = run.config.train.segment_length
     memory = run.model.initial_memory(1, **sizes) if memory is None else memory
@@ -177,8 +178,8 @@ def segment_for(
 def options_of(
     run: Run, options: Mapping[str, object], others: Iterable[str] = ()
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options of ``initial_memory`` and those of ``reader``; None is left out. ``others``: options
-    that may have been meant by an unknown one."""
+    """Split ``options`` into those of ``initial_memory`` and those of ``reader``, without any that are
+    None. ``others``: further names to suggest for an unknown one."""
     given = {name: value for name, value in options.items() if value is not None}
     parts = []
     known = list(others)

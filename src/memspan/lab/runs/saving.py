@@ -1,4 +1,4 @@
-"""Runs that memspan did not train: made of a model from a loop of one's own, or of others' weights."""
+"""Saves models that memspan did not train as runs: from your own training loop, or converted."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ def save_run(
     tokenizer: str | Path | Tokenizer = "bytes",
     segment_length: int = 64,
 ) -> Path:
-    """Save a model that was trained in a loop of one's own as a run, for all verbs.
+    """Save a model from your own training loop as a run, for all verbs.
 
-    Weights are saved in float32. The run can be trained on from them, as from the start, with
-    ``memspan train --resume FOLDER --data.corpus TEXT``.
+    Weights are saved in float32. ``memspan train --resume FOLDER --data.corpus TEXT`` trains the run
+    further, beginning at step 0.
 
     Args:
         model: the model.
         folder: a new folder for the run.
-        tokenizer: the one that made its tokens: ``bytes``, the path of a ``tokenizer.json`` of a run
-            or of the library ``tokenizers``, or that of a run that was loaded.
-        segment_length: tokens that it reads at once, T, as in its training.
+        tokenizer: the tokeniser of its training text: ``bytes``, the path of a ``tokenizer.json`` of a
+            run or of the library ``tokenizers``, or the tokeniser of a loaded run.
+        segment_length: tokens to read at once, T, as in its training.
 
     Returns:
         The folder, for :func:`memspan.load`, :func:`memspan.evaluate` and :func:`memspan.generate`.
 
     Raises:
         MemspanError: the vocabularies differ in size; modules of the model were replaced; its
-            architecture is not registered; there is something in the folder already.
+            architecture is not registered; the folder is not empty.
 
     Example::
 
@@ -90,8 +90,8 @@ def save_run(
         check_fit(folder, config, model.vocab_size, weights)
     except MemspanError as error:
         raise MemspanError(
-            f"the model is not as its options make it, so that it could not be loaded ({error}): save "
-            "its state_dict with torch or safetensors instead"
+            f"the model differs from one made by its options, so it could not be loaded ({error}): "
+            "save its state_dict with torch or safetensors instead"
         ) from None
     return write(folder, config, tokenizer, weights)
 
@@ -102,10 +102,10 @@ def write(
     tokenizer: Tokenizer,
     weights: Mapping[str, Tensor],
 ) -> Path:
-    """Write a run that begins with these weights; whatever fails, nothing is left of it.
+    """Write a run that begins with these weights; after a failure nothing is left of it.
 
     Raises:
-        MemspanError: there is something in the folder already; the disk is full.
+        MemspanError: the folder is not empty; the disk is full.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise MemspanError(f"{folder} exists already: choose another folder for the run")

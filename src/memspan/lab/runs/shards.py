@@ -1,8 +1,8 @@
 """The tensors of a checkpoint that several processes wrote: the folder ``shards``, a file for each.
 
 The format is torch.distributed.checkpoint's for safetensors: each file's header says which part of
-which tensor it has, so any number of processes can read them, a single one too, and nothing is
-unpickled (the metadata of torch's default format is a pickle).
+which tensor it has, so that any number of processes can read them, and nothing is unpickled (the
+metadata of torch's default format is a pickle).
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ SHARDS = "shards"
 WEIGHT = "model/"
 """Prefix of the weights' names among all tensors."""
 Target = Callable[[str, torch.Size, torch.dtype], Tensor]
-"""Maps a saved tensor's name, shape and type to the tensor to read it into: a DTensor to read only this
+"""Maps a saved tensor's name, shape and type to the tensor to read it into; a DTensor reads only this
 process's part."""
 
 
 def _allow_reading_alone() -> None:
-    # Without a process group, which is intended.
+    # Reading without a process group is intended.
     warnings.filterwarnings("ignore", "torch.distributed is disabled")
 
 
@@ -49,7 +49,9 @@ Load = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 
 def save_shards(folder: Path, checkpoint: Checkpoint, group: dist.ProcessGroup) -> Future[None]:
-    """Start to write a checkpoint's tensors, DTensors or the same everywhere; all processes call this.
+    """Start writing a checkpoint's tensors; all processes call this.
+
+    Tensors are DTensors, or the same in all processes.
 
     Tensors may change again as soon as this returns. ``group`` is in use until the future is done.
     """
@@ -65,7 +67,7 @@ def save_shards(folder: Path, checkpoint: Checkpoint, group: dist.ProcessGroup) 
 
 
 def checksums(folder: Path) -> dict[str, str]:
-    """SHA-256 of every shard in ``folder``, by its name beside ``state.json``; flushes them to disk."""
+    """Sync the shards in ``folder`` to disk; returns SHA-256 by path relative to ``state.json``."""
     found = {}
     for path in sorted(folder.glob("*.safetensors")):
         with open(path, "rb") as file:
@@ -78,9 +80,9 @@ def checksums(folder: Path) -> dict[str, str]:
 def read(
     folder: Path, state: State, target: Target | None = None, verify: bool = True
 ) -> Checkpoint:
-    """The checkpoint in ``folder``, whose ``state.json`` holds ``state``.
+    """Read the checkpoint in ``folder``, whose ``state.json`` holds ``state``.
 
-    ``target``: what the tensors are read into (None: complete tensors). ``verify``: compare checksums,
+    ``target``: makes the tensors to read into (None: complete ones). ``verify``: compare checksums,
     which one process of several does for all.
     """
     _refuse_damaged(folder, state, verify)
@@ -117,7 +119,7 @@ def _refuse_damaged(folder: Path, state: State, verify: bool) -> None:
 
 
 class _Tensors(Mapping[str, Tensor]):
-    """Tensors that a function returns, by their names there."""
+    """Tensors that a function returns when they are looked up."""
 
     def __init__(self, names: Mapping[str, str], tensor: Callable[[str], Tensor]) -> None:
         self._names = names
@@ -141,7 +143,7 @@ def _checkpoint(names: Iterable[str], tensor: Callable[[str], Tensor], state: St
 
 
 def _loader(folder: Path) -> tuple[Load, Mapping[str, TensorStorageMetadata]]:
-    """A function that fills given tensors, by name, from a folder of shards; and its entries."""
+    """A function that fills given tensors, by name, from a folder of shards, and its entries."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load
 

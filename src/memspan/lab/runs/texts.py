@@ -31,7 +31,7 @@ class RunText:
 
 
 def text_of(run: Run, corpus: str | None, field: str | None, split: str, progress: bool) -> RunText:
-    """A split of a corpus (None: the run's own) in the run's tokens; ``field`` None: as in training.
+    """Tokenise a split of a corpus (None: the run's own) for a run; ``field`` None: as in training.
 
     Cautions are logged as warnings of the logger ``memspan``.
     """
@@ -66,8 +66,8 @@ def _prepared(
     progress: bool,
     whole: bool | None = None,
 ) -> TokenizedCorpus:
-    """The text in the run's tokens; of the run's own text, no more than the split needs. Other splits
-    may be cut from the one for training."""
+    """The text in the run's tokens; of the run's own texts, only the one that the split needs, since
+    other splits may be cut from the training text."""
     data = run.config.data
     texts = corpus or data.texts
     if not isinstance(texts, str) and split != "train" and split in texts:
@@ -81,7 +81,7 @@ def _prepared(
     if corpus is None and (option := missing(texts)):
         part = "" if option == "corpus" else " --split all"
         raise MemspanError(
-            f"the {option} text of {run.folder} is not at {getattr(data, option)}: say where it is "
+            f"the {option} text of {run.folder} is not at {getattr(data, option)}: give its new path "
             f"with --corpus PATH{part}, or the argument corpus"
         )
     return prepare(
@@ -96,7 +96,7 @@ def _prepared(
 
 
 def check_field(corpus: str, field: str | None) -> None:
-    """Refuse a field of a text that has none."""
+    """Raise if a field is given for a text that has none."""
     if field is not None and not has_fields(corpus):
         raise MemspanError(
             f"field {field!r} is for JSON Lines, CSV, Parquet and data sets, which {corpus} is "
@@ -107,8 +107,8 @@ def check_field(corpus: str, field: str | None) -> None:
 def split_of(
     prepared: TokenizedCorpus, corpus: str, name: str
 ) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Tokens of a split, the indices at which documents start, and whether decoding does not restore
-    the text."""
+    """The tokens of a split, the indices at which documents start, and True if decoding does not
+    restore the text."""
     if name not in prepared.splits:
         raise MemspanError(
             f"{corpus} has no split {name}: use {', '.join(prepared.splits)} or {ALL}"

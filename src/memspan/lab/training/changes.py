@@ -39,7 +39,7 @@ def changes(before: RunConfig[BackboneConfig], after: RunConfig[BackboneConfig])
 
 
 def refuse_fixed(changed: Changes, folder: Path, begun: bool) -> None:
-    """Refuse changes that would make it another run; ``begun``: unlike a converted one."""
+    """Refuse changes that would make it another run; ``begun``: it was trained, not just converted."""
     for name, (before, after) in changed.items():
         section, _, option = name.partition(".")
         why = FIXED.get(name) if begun else None
@@ -79,10 +79,10 @@ def environment(
 
 
 def environments_differ(saved: object, now: dict[str, object]) -> str | None:
-    """One line about what differs and what follows; None if nothing does, or it was not recorded."""
+    """Describe in one line the differences and their effect; None if there are none on record."""
     if not isinstance(saved, dict):
         return None
-    # Quoted as JSON: text from a file may hold escapes that a terminal would obey.
+    # Quoted as JSON: text from a file may contain escape sequences for the terminal.
     changed = [
         f"{name} {json.dumps(saved[name])}, now {json.dumps(value)}"
         for name, value in now.items()
@@ -93,7 +93,7 @@ def environments_differ(saved: object, now: dict[str, object]) -> str | None:
     return (
         f"the last checkpoint was made in another environment ({'; '.join(changed)}): the run goes on "
         "from the same state, but sums may be rounded differently, so its weights may differ from "
-        "those of a run that was not interrupted"
+        "those of an uninterrupted run"
     )
 
 

@@ -1,6 +1,6 @@
-"""State of an optimiser that checkpoints do not look for: attributes, and groups' other entries.
+"""Detects optimiser state that checkpoints do not save: attributes, and other entries of groups.
 
-A run could not go on from there bit for bit, so what changes in a step is refused.
+A run could not resume from it bit for bit, so an optimiser whose step changes any is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OF_TORCH = frozenset(vars(torch.optim.SGD([torch.zeros(1)])))
 
 
 def kept(optimizer: torch.optim.Optimizer) -> dict[str, str]:
-    """A digest of each value outside of an optimiser's state for parameters, by where it is."""
+    """Digests of all values outside an optimiser's per-parameter state, by place."""
     seen: set[int] = {id(optimizer.state)}
     seen.update(id(p) for group in optimizer.param_groups for p in group["params"])
     found = {
@@ -42,7 +42,7 @@ def kept(optimizer: torch.optim.Optimizer) -> dict[str, str]:
 
 
 def changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """List the places at which two results of :func:`kept` differ."""
+    """Places where two results of :func:`kept` differ."""
     return [place for place in {**before, **after} if before.get(place) != after.get(place)]
 
 
@@ -80,7 +80,7 @@ def _digest(value: object, seen: set[int]) -> str:
 
 
 def _parts(value: Any, seen: set[int], depth: int) -> Iterator[bytes]:
-    """The content of a value, as bytes: an object's is that of its attributes."""
+    """The content of a value as bytes; for an object, that of its attributes."""
     if isinstance(value, str | bytes | int | float | complex | None):
         yield f"{type(value).__name__} {value!r};".encode()
         return

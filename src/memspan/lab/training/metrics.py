@@ -1,5 +1,5 @@
-"""The numbers of a run while it trains: collected, printed in short, written to its ``metrics.jsonl``
-and any trackers asked for; read again and drawn.
+"""A run's metrics: collected during training, printed in brief, written to ``metrics.jsonl`` and any
+trackers; read back and plotted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Record = Mapping[str, float | None]
-"""Numbers by name; None if a number does not exist, such as bits per byte of unknown tokens."""
+"""Numbers by name; None if undefined, such as bits per byte of unknown tokens."""
 
 
 SAMPLES = "samples.jsonl"
@@ -53,13 +53,13 @@ class Logger:
 def loggers(folder: Path, trackers: Iterable[str], step: int) -> list[Logger]:
     """A logger for ``metrics.jsonl`` in ``folder``, then those of ``trackers``.
 
-    ``step``: that of the run, whose later records are dropped from ``metrics.jsonl``. That a tracker
-    does not go on with an earlier record of the run is logged as a warning of the logger ``memspan``.
+    ``step``: the run's; later records are dropped from ``metrics.jsonl``. The logger ``memspan`` warns
+    of trackers that cannot continue the record of an earlier part of the run.
     """
     if step and (begun := [name for name in trackers if name in BEGIN_ANEW]):
         logging.getLogger("memspan").warning(
-            f"in {' and '.join(begun)} a new record begins at step {step:,}, beside that of the steps "
-            "before; metrics.jsonl has all of them"
+            f"{' and '.join(begun)}: a new record begins at step {step:,}, apart from that of earlier "
+            "steps; metrics.jsonl has all of them"
         )
     return [_json_lines(folder, step), *(TRACKERS[name](folder) for name in trackers)]
 
@@ -80,8 +80,7 @@ def _json_lines(folder: Path, step: int) -> Logger:
     earlier = [record for record in read(path) if record["step"] <= step]
     lines = "".join(json.dumps(record) + "\n" for record in earlier)
     write_atomically(path, lines.encode(), make_folder=False)
-    # Kept open, so that a folder that is put in this one's place is left alone. Every record is written
-    # at once.
+    # Kept open, so that nothing is written to a folder that replaces this one. Unbuffered.
     file = open(path, "ab", buffering=0)  # noqa: SIM115
 
     def log(step: int, record: Record) -> None:
@@ -96,8 +95,8 @@ def _json_lines(folder: Path, step: int) -> Logger:
 
 
 def keep_sample(folder: Path, step: int, text: str) -> None:
-    """Add a text that the model wrote after ``step`` updates to ``samples.jsonl`` in the run's folder,
-    in place of those of this step and later ones, which a run that was cut may have left."""
+    """Add a text that the model wrote after ``step`` updates to ``samples.jsonl`` in the run's folder;
+    samples of this and later steps, left by an interrupted run, are dropped."""
     path = folder / SAMPLES
     kept = []
     try:
@@ -166,7 +165,7 @@ TRACKERS: dict[str, Callable[[Path], Logger]] = {
 
 
 BEGIN_ANEW = ("trackio", "wandb")
-"""Trackers that begin a record of their own where a run is resumed; event files lie side by side."""
+"""Trackers that begin a new record when a run is resumed."""
 
 
 def _inside(folder: Path, name: str) -> Path:
@@ -192,7 +191,7 @@ class MetricLogger:
         self.restart_clock()
 
     def restart_clock(self) -> None:
-        """Measure the speed from here on: before, other work than training was done."""
+        """Measure the speed from here on, without the work other than training that came before."""
         self._start = time.perf_counter()
         self._tokens_before = self._state.tokens_read
 
@@ -205,7 +204,7 @@ class MetricLogger:
         """Log the updates since the last record.
 
         Args:
-            statistics: those of the last segment, see :class:`~memspan.models.output.Output`.
+            statistics: of the last segment, see :class:`~memspan.models.output.Output`.
             show: see :func:`memspan.lab.training.terminal.progress`.
         """
         state = self._state
@@ -271,7 +270,7 @@ def by_layer(statistics: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """All records of a ``metrics.jsonl``; lines that a crash cut short are left out."""
+    """All records of a ``metrics.jsonl``, without lines cut short by a crash."""
     records = []
     if path.is_file():
         try:

@@ -1,6 +1,6 @@
-"""The optimisers: torch's own by name, or one that the user's function makes; the learning rate.
+"""Optimisers, torch's by name or made by the user's function, and the learning-rate schedule.
 
-The first step shows what an optimiser keeps, and is refused if checkpoints could not hold that.
+The first step shows which state an optimiser keeps; one that checkpoints cannot hold is refused.
 """
 
 from __future__ import annotations
@@ -96,14 +96,14 @@ OPTIMISERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 def with_optimiser(
     config: RunConfig[BackboneConfig], own: MakeOptimiser | None
 ) -> RunConfig[BackboneConfig]:
-    """The options of a run, trained by the optimiser from ``own`` (None: the one that they name)."""
+    """A run's options, for the optimiser that ``own`` makes (None: the one that they name)."""
     if own is not None:
         optim = dataclasses.replace(config.optim, optimiser="own")
         return dataclasses.replace(config, optim=optim)
     if config.optim.optimiser == "own":
         raise MemspanError(
-            "optim.optimiser own is made by a function of your own: give it from Python, as in "
-            "memspan.train(..., optimiser=FUNCTION), and so to memspan.resume and memspan.estimate"
+            "optim.optimiser own is made by your own function: pass it in Python to memspan.train(..., "
+            "optimiser=FUNCTION), and likewise to memspan.resume and memspan.estimate"
         )
     return config
 
@@ -137,10 +137,10 @@ class Optimiser:
     def __init__(
         self, model: LanguageModel, config: OptimConfig, own: MakeOptimiser | None = None
     ) -> None:
-        """``own`` makes it from the parameters' groups, in place of the one that ``config`` names.
+        """Make the optimiser by ``own`` from groups of parameters (None: the one ``config`` names).
 
         Raises:
-            MemspanError: not an optimiser of these parameters.
+            MemspanError: ``own`` did not return an optimiser of these parameters.
         """
         make = own or partial(OPTIMISERS[config.optimiser], config=config)
         self._parameters = dict(model.named_parameters())
@@ -151,15 +151,15 @@ class Optimiser:
         self._begun_with = _numbers(self.optimizer)
         self._elsewhere = elsewhere.kept(self.optimizer) if own is not None else None
         self._forms: dict[str, dict[str, Form]] = {}
-        """The forms of its state for each parameter, since its first gradient."""
+        """The form of the state of each parameter that has had a gradient."""
         self._has_stepped = False
 
     def step(self, learning_rate: float) -> None:
-        """Update the parameters by their gradients.
+        """Update the parameters from their gradients.
 
         Raises:
-            MemspanError: at the first step, if its state could not be saved, or gradients alone do not
-                suffice for a step.
+            MemspanError: at the first step, if checkpoints cannot hold its state, or it needs more than
+                gradients to step.
         """
         set_learning_rate(self.optimizer, learning_rate)
         if self._has_stepped:
@@ -168,15 +168,15 @@ class Optimiser:
             self._first_step()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Its state: ``PARAMETER/KEY``, and ``GROUP/KEY`` for numbers of a group that have changed."""
+        """The state: ``PARAMETER/KEY``, and ``GROUP/KEY`` for a group's numbers that have changed."""
         if self._elsewhere is not None:
             _refuse_elsewhere(self.optimizer, self._elsewhere, drawn=False)
         found: dict[str, Tensor] = {}
         for name, kept in self._kept().items():
             if _forms(kept) != self._forms.setdefault(name, _forms(kept)):
                 raise MemspanError(
-                    f"{self.name} keeps other state for {name} ({', '.join(kept)}) than after its "
-                    "first step, and could not be resumed: let it keep all from its first step on"
+                    f"{self.name} now keeps other state for {name} ({', '.join(kept)}) than after its "
+                    "first step, so the run could not be resumed: keep all of it from the first step on"
                 )
             found |= {f"{name}/{key}": value for key, value in kept.items()}
         changed = _numbers(self.optimizer).items() - self._begun_with.items()
@@ -218,7 +218,7 @@ class Optimiser:
                 group[key] = value.item()
 
     def kept_bytes(self) -> int:
-        """Bytes of its state."""
+        """Size of the state in bytes."""
         return sum(value.nbytes for kept in self._kept().values() for value in kept.values())
 
     def _first_step(self) -> None:
@@ -240,8 +240,8 @@ class Optimiser:
         except Exception as error:
             reason = " ".join(str(error).split())[:200]
             raise MemspanError(
-                f"{kind} cannot make a step by gradients alone ({reason}): it gets no closure, and "
-                "with fsdp sharded parameters; choose another optimiser"
+                f"{kind} cannot step from gradients alone ({reason}): it is called without a closure, "
+                "and with fsdp its parameters are sharded; choose another optimiser"
             ) from error
         _refuse_elsewhere(self.optimizer, before)
         for owner, values in self.optimizer.state.items():
@@ -254,7 +254,7 @@ class Optimiser:
                     )
 
     def _kept(self) -> dict[str, dict[str, Tensor]]:
-        """Its state as checkpoints hold it, by the parameters' names."""
+        """The state as checkpoints hold it, by the parameters' names."""
         return {self._names[id(p)]: _tensors(kept) for p, kept in self.optimizer.state.items()}
 
 
@@ -276,10 +276,10 @@ def _made(make: MakeOptimiser, groups: Groups) -> torch.optim.Optimizer:
 def _refuse_elsewhere(
     optimizer: torch.optim.Optimizer, before: Mapping[str, str], drawn: bool = True
 ) -> None:
-    """Refuse what has changed since ``before`` where checkpoints do not hold it; ``drawn``: also if it
-    is random numbers, which others may have drawn."""
+    """Refuse changes since ``before`` that checkpoints do not hold; ``drawn``: also those of random
+    generators, which other code may have used."""
     remedy = (
-        "checkpoints do not hold that, and the run could not be resumed bit for bit: keep tensors and "
+        "checkpoints do not hold that, so the run could not be resumed bit for bit: keep tensors and "
         "numbers in its state for each parameter, numbers in its groups, and draw torch's random "
         "numbers"
     )
@@ -290,8 +290,8 @@ def _refuse_elsewhere(
     if key := elsewhere.shared(optimizer):
         raise MemspanError(
             f"{name} keeps one tensor, {key[:40]!r}, for several parameters, or a parameter itself: "
-            "checkpoints would hold a copy for each, and the run could not be resumed bit for bit; "
-            "keep a tensor of its own for each parameter"
+            "checkpoints would hold a copy for each, so the run could not be resumed bit for bit; "
+            "keep a separate tensor for each parameter"
         )
 
 
@@ -322,7 +322,7 @@ def _forms(values: Mapping[str, Tensor]) -> dict[str, Form]:
 
 
 def _numbers(optimizer: torch.optim.Optimizer) -> dict[str, float]:
-    """Numbers of its groups, except the learning rate, which the schedule sets."""
+    """Numbers in the groups, except the learning rate, which the schedule sets."""
     return {
         f"{number}/{key}": value
         for number, group in enumerate(optimizer.param_groups)

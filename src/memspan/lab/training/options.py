@@ -70,7 +70,7 @@ class OptimConfig(Options):
 MOST_SEGMENTS = 1 << 16
 """Most segments in one update."""
 BUDGETS = ("steps", "max_tokens", "epochs")
-"""Options for how long a run trains; a run has exactly one."""
+"""Options that say how long a run trains; each run has exactly one."""
 
 
 @dataclass(frozen=True)

@@ -72,12 +72,12 @@ def train(
             with groups of parameters as torch's optimisers take them: ``params``, their ``names``,
             ``weight_decay``, and ``factor``, which multiplies the learning rate; the rate itself is set
             before each step, as ``config.optim`` says. It may leave parameters out. The optimiser's
-            state for each parameter must be tensors and numbers, which the first step shows;
-            checkpoints hold it, and numbers in its groups that change.
+            state for each parameter must consist of tensors and numbers, which the first step checks;
+            checkpoints hold it, and any numbers in its groups that change.
         console: where progress, scores and a sample are shown (None: nowhere).
         processes: of a distributed run, which all call this with the same arguments; see
             :func:`memspan.lab.distributed.processes.joined`.
-        on_stop: called with a signal's number where one has ended training early.
+        on_stop: called with the number of the signal, if one has ended training early.
 
     Returns:
         The run's folder, for :func:`memspan.load` or :func:`resume`.
@@ -111,7 +111,7 @@ def _train(
     config = with_optimiser(config, optimiser)
     refuse_sharing(config, processes, begins=True)
     device = own_device(device_for(config.train.device))
-    # Before anything is announced that would not happen.
+    # Before anything is announced.
     if processes.first:
         refuse_missing(config.train.tracker)
     # Absolute, so that the run can be resumed from any working directory.
@@ -129,7 +129,7 @@ def _train(
     state = TrainingState(config, prepared, device, processes, source, optimiser)
     if state.warm_start is not None:
         console.print(state.warm_start.summary())
-    # Otherwise its weights would stay in memory during training.
+    # Frees its weights before training.
     del source
     with _locked(folder, processes) as lock:
         if lock is not None:
@@ -168,7 +168,7 @@ def resume(
     """Continue a run exactly where its last checkpoint left it.
 
     Args:
-        folder: the run's.
+        folder: the run's folder.
         config: options to continue with (None: the run's own). Options of training and of the
             optimiser may change, as may the corpus's path and field; each change is recorded in the
             run's ``history.jsonl``. A converted run may begin with any text and optimiser.
@@ -179,8 +179,8 @@ def resume(
         The run's folder.
 
     Raises:
-        MemspanError: not a run, a damaged, changed or finished one, or one that another process trains;
-            an option that cannot change.
+        MemspanError: not a run; a run that is damaged, changed, finished or being trained by another
+            process; an option that cannot change.
 
     Example::
 
@@ -189,10 +189,10 @@ def resume(
         memspan.resume("runs/first", config=more)
     """
     console = console or Console(quiet=True)
-    again = "--resume goes on from a run's newest one (--init-from takes the weights of any)"
+    again = "--resume continues from a run's newest one (--init-from takes the weights of any)"
     with _refusals(Path(folder)):
         folder = run_alone(folder, again)
-        # Refuses what is not a run before a folder is made for the lock.
+        # Fails if this is not a run, before a folder is made for the lock.
         load_config(folder)
         with _locked(folder, processes) as lock:
             return _resume(folder, lock, console, processes, config, optimiser, on_stop)
@@ -223,13 +223,13 @@ def _resume(
     # Only a converted run has no place in its text; one that stopped at step 0 has.
     _refuse_changes(changed, config, folder, begun=bool(state["streams"]))
     device = own_device(device_for(config.train.device))
-    # Before anything is announced that would not happen.
+    # Before anything is announced.
     if processes.first:
         refuse_missing(config.train.tracker)
     # A single process checks all of the checkpoint before the model takes memory.
     saved = latest.load() if processes.size == 1 else None
     if processes.first:
-        # By the run's own options, until it is certain that it goes on.
+        # With the run's own options, until it is certain that it continues.
         checkpoints.recover(folder, state, before.train.keep)
     tokenizer = load_tokenizer(folder)
     prepared = _prepared(config, processes, tokenizer)
@@ -251,7 +251,7 @@ def _resume(
         more = ("--train.early-stopping-patience", 2 * training.unimproved)
         raise MemspanError(
             f"{folder} has stopped early at step {training.step:,}: {training.patience_in_words()}; "
-            f"to go on: {command('train', '--resume', folder, *more)}"
+            f"to continue: {command('train', '--resume', folder, *more)}"
         )
     console.print(f"resuming {folder} at step {training.step:,}")
     if changed:
@@ -269,7 +269,7 @@ def _resume(
 def _refuse_changes(
     changed: Changes, config: RunConfig[BackboneConfig], folder: Path, begun: bool
 ) -> None:
-    """Refuse options that the run cannot continue with, and a corpus that is not there."""
+    """Refuse options that the run cannot continue with, and a corpus that is missing."""
     refuse_fixed(changed, folder, begun)
     longest = config.model.longest_segment
     segment_length = config.train.segment_length
@@ -280,15 +280,15 @@ def _refuse_changes(
         )
     if option := missing(config.data.texts):
         raise MemspanError(
-            f"the {option} text of {folder} is not at {getattr(config.data, option)}: say where it is "
-            f"now with --data.{option} PATH"
+            f"the {option} text of {folder} is not at {getattr(config.data, option)}: give its new "
+            f"path with --data.{option} PATH"
         )
 
 
 def _refuse_finished(
     state: State, config: RunConfig[BackboneConfig], prepared: TokenizedCorpus, folder: Path
 ) -> None:
-    """Refuse to go on if the budget allows no more updates than were made."""
+    """Refuse to continue if the budget allows no more updates."""
     step = state["step"]
     read = state["streams"].get("tokens_read", 0)
     steps = config.train.updates(streams_of(config, prepared).row_length, step, read)
@@ -299,7 +299,7 @@ def _refuse_finished(
     more = value * -(-2 * step // steps)
     raise MemspanError(
         f"{folder} is finished: it has made {counted(step, 'step')}, and train.{budget} is {value:,}; "
-        "to go on: "
+        "to continue: "
         + command("train", "--resume", folder, f"--train.{budget.replace('_', '-')}", more)
     )
 
@@ -326,7 +326,7 @@ def _refuse_sizes(
     processes: Processes,
     optimiser: MakeOptimiser | None,
 ) -> None:
-    """Refuse rows that processes cannot share or the text lacks, and runs that do not fit."""
+    """Refuse a batch that processes cannot share or the text cannot fill, and runs that do not fit."""
     refuse_sharing(config, processes)
     streams_of(config, prepared)
     vocab_size = prepared.tokenizer.vocab_size

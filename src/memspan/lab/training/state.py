@@ -33,12 +33,12 @@ from memspan.precision import AUTOMATIC, Precision, resolve
 
 @dataclass
 class Health:
-    """Counts of updates and memories that were not finite so far; part of every checkpoint."""
+    """Counts of updates and memory rows that were not finite; part of every checkpoint."""
 
     skipped_updates: int = 0
     """Updates skipped because the loss or a gradient was not finite."""
     reset_memory_rows: int = 0
-    """Rows of memory that held values that were not finite, and were emptied."""
+    """Rows of memory emptied because they held NaN or infinity."""
 
     def __str__(self) -> str:
         return (
@@ -64,14 +64,14 @@ def refuse_sharing(
     """Raise if the batch cannot be split over the processes, or a sharded run ``begins`` with one."""
     if begins and config.train.parallel == "fsdp" and processes.size == 1:
         raise MemspanError(
-            "--train.parallel fsdp shares the model between processes, and there is one: add --nproc "
-            "2 or more, or drop it"
+            "--train.parallel fsdp shares the model between processes, and there is only one: add "
+            "--nproc 2 or more, or drop it"
         )
     processes.rows(config.train.batch_size)
 
 
 def streams_of(config: RunConfig[BackboneConfig], prepared: TokenizedCorpus) -> Streams:
-    """The training text in rows, as the run reads it; refused if it is too short for them."""
+    """The training text in rows, as the run reads it; an error if it is too short for them."""
     text = prepared.splits["train"]
     starts = text.document_starts if config.data.document_reset else None
     return Streams(text.tokens, config.train.batch_size, config.train.segment_length, starts)
@@ -107,7 +107,7 @@ class TrainingState:
         # First: refuses more rows than the text has before memory is made for them.
         self.streams = streams_of(config, prepared)
         self.steps = options.updates(self.streams.row_length)
-        """Updates that the run makes in all."""
+        """Total number of updates of the run."""
         vocab_size = prepared.tokenizer.vocab_size
         n_rows = self.rows.stop - self.rows.start
         self.model = LanguageModel(vocab_size, config.model, config.embedding).to(device)
@@ -149,7 +149,7 @@ class TrainingState:
 
     @property
     def stops_early(self) -> bool:
-        """True if the score has not improved in as many validations in a row as the options allow."""
+        """True if the score has not improved for as many validations as the options allow."""
         patience = self.config.train.early_stopping_patience
         return patience is not None and self.unimproved >= patience
 
@@ -159,7 +159,7 @@ class TrainingState:
         return self.step >= self.steps or self.stops_early
 
     def patience_in_words(self) -> str:
-        """Why it stops early."""
+        """The reason to stop early, in words."""
         threshold = self.config.train.early_stopping_threshold
         by = f" by more than {threshold:g} nats per token" if threshold else ""
         last = counted(self.unimproved, "validation")
@@ -167,8 +167,8 @@ class TrainingState:
         return f"the last {last} did not lower the best loss{by}; it is {best}"
 
     def note_score(self, nats_per_token: float) -> None:
-        """Remember this step if its score, the first process's for all, is the best so far; count it
-        otherwise."""
+        """Remember this step if its score is the best so far, and count it otherwise; all processes use
+        the first one's score."""
         nats_per_token = self.processes.of_first(nats_per_token)
         improves = nats_per_token < self.best - self.config.train.early_stopping_threshold
         self.unimproved = 0 if improves else self.unimproved + 1
@@ -177,7 +177,7 @@ class TrainingState:
             self.best_step = self.step
 
     def snapshot(self) -> Checkpoint:
-        """The state as it is now; this process's part of whatever is shared."""
+        """The current state; for whatever is shared, this process's part."""
         training = {f"memory/{name}": self._shared(t) for name, t in self.memory.tensors().items()}
         training |= {f"optimizer/{name}": t for name, t in self.optimiser.tensors().items()}
         training["random/cpu"] = self._shared_generator(torch.get_rng_state())

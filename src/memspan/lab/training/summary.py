@@ -1,4 +1,4 @@
-"""A run's messages on the terminal, before training and at its end."""
+"""Messages on the terminal before and after training."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROMPT_WIDTH = 100
 SCORES = "scores.json"
 """The file with the scores at the end of training."""
 LEAST_WORTH = 0.002
-"""The smallest saving by memory that is reported, as a share of the loss: less may be chance."""
+"""Smallest saving by memory that is reported, as a share of the loss: less may be chance."""
 
 
 def introduce(console: Console, state: TrainingState, folder: Path) -> None:
@@ -103,7 +103,7 @@ def conclude(console: Console, state: TrainingState, folder: Path) -> None:
 def _show_score(
     console: Console, state: TrainingState, validation: Validation, text: bytes, folder: Path
 ) -> None:
-    """Show the model's score, with and without memory, and a compressor's; keep them in the folder."""
+    """Print the score with and without memory and a compressor's; write them to ``scores.json``."""
     config = state.config
     say = console.print
     scores = validation.score(1)
@@ -127,8 +127,8 @@ def _show_score(
         worth = "memory is not used yet"
         if saved >= LEAST_WORTH:
             worth = (
-                f"memory saves {saved:.1%} against emptying it in reading only; a model that is "
-                "trained with it emptied may lose less"
+                f"memory saves {saved:.1%} compared with emptying it while reading; a model trained "
+                "without memory may lose less"
             )
     else:
         worth = "this architecture has no memory"
@@ -145,14 +145,13 @@ def _show_score(
     say(f"Lower is better: {worth}.")
     if scores.n_unknown:
         say(
-            f"{percent(scores.unknown_share)} of the tokens are unknown and their text is not "
-            "scored: bits per byte are unknown, and the model cannot be compared with lzma, a "
-            "compressor."
+            f"{percent(scores.unknown_share)} of the tokens are unknown, and their text is not scored: "
+            "there are no bits per byte to compare with lzma, a compressor."
         )
     if config.train.batch_size > 1:
         say(
             f"Validations during training read it in {config.train.batch_size} streams, each from an "
-            "empty memory: faster, and a little worse.",
+            "empty memory: faster, and slightly worse.",
         )
 
 
@@ -169,7 +168,7 @@ def _in_words(scores: Scores) -> str:
 
 
 def _compressed(text: bytes) -> float:
-    """Bits per byte of ``text`` as lzma packs it, without a file's header."""
+    """Bits per byte of ``text`` compressed by lzma, without a file header."""
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 6}]
     return 8 * len(lzma.compress(text, lzma.FORMAT_RAW, filters=filters)) / len(text)
 

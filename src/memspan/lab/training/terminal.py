@@ -27,8 +27,8 @@ ESTIMATE_UPDATES = 100
 STOPPING = [signal.SIGINT, signal.SIGTERM]
 """Signals that stop training, with a checkpoint."""
 IF_UNUSED: list[signal.Signals] = []
-"""Signals that stop it unless the program has a use of its own for them: schedulers send them to jobs
-before they end them."""
+"""Signals that also stop it unless the program handles them: schedulers send them to a job before they
+end it."""
 if os.name == "posix":
     STOPPING.append(signal.SIGHUP)
     IF_UNUSED += [signal.SIGUSR1, signal.SIGUSR2]
@@ -36,7 +36,7 @@ if os.name == "posix":
 
 @contextmanager
 def unbreakable_output() -> Iterator[None]:
-    """Printing inside never fails: a run outlives the terminal, pipe or log that it prints to.
+    """Printing inside never fails, so that a run outlives its terminal, pipe or log.
 
     The first failure is reported on standard error, if that can still be written.
     """
@@ -45,7 +45,7 @@ def unbreakable_output() -> Iterator[None]:
         with suppress(OSError):
             print(
                 f"memspan: the output cannot be written ({error.strerror}): training goes on, and "
-                "the run folder has its record",
+                "is recorded in the run folder",
                 file=stderr,
             )
 
@@ -60,7 +60,7 @@ def unbreakable_output() -> Iterator[None]:
 
 
 class Unbreakable(io.TextIOBase):
-    """A text stream that drops what ``target`` cannot take; ``report`` is called the first time."""
+    """A text stream that drops output that ``target`` rejects; ``report`` is called the first time."""
 
     def __init__(self, target: TextIO, report: Callable[[OSError], None]) -> None:
         self._target = target
@@ -83,7 +83,7 @@ class Unbreakable(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        # Python also calls this at the end of its life, when the target may have been closed.
+        # Python also calls this as it exits, when the target may have been closed.
         if not self._target.closed:
             with self._reporting():
                 self._target.flush()
@@ -101,8 +101,8 @@ class Unbreakable(io.TextIOBase):
 
 @contextmanager
 def stoppable(ask: Callable[[int], None]) -> Iterator[None]:
-    """Inside, the first Ctrl-C, SIGTERM, SIGHUP (the terminal was closed), SIGUSR1 or SIGUSR2 calls
-    ``ask`` with its number.
+    """Call ``ask`` with the number of the first signal inside: Ctrl-C, SIGTERM, SIGHUP (the terminal
+    was closed), SIGUSR1 or SIGUSR2.
 
     A second one ends the process at once. Ignored signals, such as SIGHUP under nohup, stay ignored.
     """
@@ -143,8 +143,8 @@ def progress(console: Console, steps: int) -> Iterator[Callable[..., None]]:
 
 @contextmanager
 def counting(what: str, unit: str) -> Iterator[Callable[[float, float | None], None]]:
-    """The same on standard error from the first call on; yields a function of the count and the total
-    (None: unknown)."""
+    """A progress bar on standard error, shown from the first call on; yields a function of the count
+    and the total (None: unknown)."""
     # A folder's name may hold braces.
     what = what.replace("{", "{{").replace("}", "}}")
     with ExitStack() as stack:

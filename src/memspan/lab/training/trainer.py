@@ -1,5 +1,5 @@
-"""The training loop: truncated back-propagation through time, memory carried from update to update;
-and the checkpoints that it writes."""
+"""The training loop: truncated back-propagation through time, with memory carried from update to
+update; and its checkpoints."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Checkpointer:
             MemspanError: the disk is full, or the run's folder was moved or deleted.
         """
         state = self._state
-        # Before a validation no weights are best: the latest are published.
+        # Before the first validation the latest weights are published.
         best = state.best_step in (None, state.step)
         self.refuse_moved()
         if state.mesh is None:
@@ -87,7 +87,7 @@ class Checkpointer:
 
     @contextmanager
     def explaining(self) -> Iterator[None]:
-        """If something fails and the folder is gone, say that instead."""
+        """If something fails because the folder is gone, report that instead."""
         try:
             yield
         except (OSError, MemspanError):
@@ -116,7 +116,7 @@ class Checkpointer:
             cause = next((e for e, _ in getattr(error, "failures", {}).values()), error)
             if is_loss(error) or is_loss(cause):
                 raise LostProcessError(
-                    "another process of the run has ended during a save: go on with --resume "
+                    "another process of the run has ended during a save: continue with --resume "
                     f"{self.folder}"
                 ) from error
             if self._lock is not None:
@@ -137,7 +137,7 @@ class Trainer:
 
     @sharing_cores()
     def fit(self, on_stop: OnStop | None = None) -> None:
-        """Train to the last step, then score, sample and say what was written.
+        """Train to the last step, then score, sample and print a summary.
 
         ``on_stop``: called with the signal's number if one ended training early, in any process.
 
@@ -162,7 +162,7 @@ class Trainer:
             show(completed=state.step)
             while not state.is_finished:
                 checkpointer.refuse_moved()
-                # Before the next update all processes stop, or none.
+                # All processes stop before the same update.
                 if stopped := state.processes.any(bool(asked)):
                     checkpointer.save()
                     break

@@ -21,7 +21,7 @@ MOST_SKIPS_IN_A_ROW = 50
 
 
 class Updater:
-    """Makes the updates of a run; it carries only the run's state from one to the next."""
+    """Makes a run's updates; between them only the run's state is kept."""
 
     def __init__(self, state: TrainingState) -> None:
         self.state = state
@@ -37,7 +37,8 @@ class Updater:
             or a gradient was not finite.
 
         Raises:
-            NonFiniteError: one was not finite, and training is to stop then or does not recover.
+            NonFiniteError: one was not finite, and training is to stop then, or has not recovered after
+                many skipped updates.
         """
         state = self.state
         config = self.state.config
@@ -45,7 +46,7 @@ class Updater:
         state.streams.set_segment_length(config.train.segment_length_at(state.step))
         n_segments = config.train.segments_per_update(state.step)
         segments = [state.streams.next() for _ in range(n_segments)]
-        # The update is the mean over all tokens that it scores. Every process sees all rows' targets.
+        # The loss is the mean over all tokens scored. Every process sees all rows' targets.
         n_scored = sum(int((segment.targets != NOT_SCORED).sum()) for segment in segments)
         per_pass = max(n_scored, 1) / (n_segments * state.processes.size)
         with state.precision.float32_products():
@@ -71,7 +72,7 @@ class Updater:
     def _accumulate_gradients(
         self, segments: list[Segment], per_pass: float
     ) -> list[tuple[Segment, Tensor]]:
-        """Forward and backward through one update's segments; returns each with its losses ``[B, T]``.
+        """Run one update's segments forward and backward; returns each with its losses ``[B, T]``.
 
         ``per_pass``: scored tokens per segment and process, a mean over the update.
         """
@@ -96,7 +97,7 @@ class Updater:
         return read
 
     def read(self, segment: Segment) -> Output:
-        """A pass over this process's rows of ``segment``, from the memory that they carry."""
+        """Read this process's rows of ``segment``, from the memory that they carry."""
         state = self.state
         with state.precision.autocast(state.device):
             return state.parallel(segment.part(state.rows, state.device), state.memory)

@@ -22,7 +22,7 @@ from memspan.lab.training.state import TrainingState
 PROMPT_TOKENS = 512
 """Maximum number of tokens that are read before a sample is written."""
 MIN_P = 0.1
-"""Sampling parameters: after minutes of training, less likely tokens are mostly misspellings."""
+"""Sampling parameter: after minutes of training, less likely tokens are mostly misspellings."""
 STATISTICS_SEGMENTS = 32
 """Segments that statistics read: the last of them, with memory filled by those before."""
 
@@ -32,7 +32,7 @@ class Validation:
 
     def __init__(self, state: TrainingState) -> None:
         self.state = state
-        # Whatever type the run trains in, scores must be comparable, and they choose the best weights.
+        # Scores choose the best weights, and must be comparable whatever type the run trains in.
         self.precision = dataclasses.replace(state.precision, products="float32")
 
     def text(self) -> tuple[np.ndarray, np.ndarray | None]:

@@ -1,4 +1,4 @@
-"""Starting from another run's weights, of the same architecture or of parts that mean the same."""
+"""Initialises a model from another run's weights, wherever parts of both mean the same."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from memspan.models.options import BackboneConfig
 
 @dataclass
 class WarmStart:
-    """Record of the model's tensors that were taken wholly, in part or not at all."""
+    """Record of the model's tensors that were copied wholly, in part or not at all."""
 
     source: str
     mapped: list[str]
@@ -30,7 +30,7 @@ class WarmStart:
     differing: list[str] = field(default_factory=list)
     """Options that make the same weights compute something else."""
     rows: int = 0
-    """Tokens of the vocabulary, if it is another than the source's."""
+    """Tokens of the vocabulary, if it differs from the source's."""
     new_rows: int = 0
     """Tokens that the source does not have."""
 
@@ -56,8 +56,8 @@ class WarmStart:
 
 
 HEADS = ("n_heads", "head_width", "value_heads", "value_width", "activation")
-"""Options of a layer that its weights were trained for: in other heads, or before another activation,
-they would fit and mean nothing."""
+"""Options that a layer's weights were trained for: with other heads or another activation, they would
+fit and mean nothing."""
 
 
 @torch.no_grad()
@@ -76,7 +76,7 @@ def initialise_from(model: LanguageModel, tokenizer: Tokenizer, source: Run) -> 
     if ours.d_model != theirs.d_model:
         raise MemspanError(
             f"{source.folder} has d_model {theirs.d_model} and this model {ours.d_model}: "
-            f"--init-from needs the same width, set --model.d-model {theirs.d_model}"
+            f"--init-from needs the same width; set --model.d-model {theirs.d_model}"
         )
     rows = _rows(tokenizer, source)
     if type(model.backbone) is type(source.model.backbone):
@@ -85,8 +85,8 @@ def initialise_from(model: LanguageModel, tokenizer: Tokenizer, source: Run) -> 
         taken = model.backbone.taken_from(source.model.backbone)
         if taken is None:
             raise MemspanError(
-                f"{source.folder} is a {source.config.architecture}, which has nothing that means the "
-                f"same in this architecture: --init-from takes {ours.starts_from}"
+                f"{source.folder} is a {source.config.architecture}, whose weights mean nothing here: "
+                f"--init-from takes {ours.starts_from}"
             )
         found = {n: t for n, t in source.model.state_dict().items() if "backbone." not in n}
         found |= {f"backbone.{n}": t for n, t in taken.items()}
@@ -102,8 +102,8 @@ def initialise_from(model: LanguageModel, tokenizer: Tokenizer, source: Run) -> 
 
 
 def _rows(tokenizer: Tokenizer, source: Run) -> Tensor | None:
-    """For each token the row of the source that it takes, ``int64 [V]``, for new ones rows after those;
-    None: the vocabularies are the same."""
+    """The row of the source for each token, ``int64 [V]``; new tokens have the rows after those. None:
+    the vocabularies are the same."""
     theirs = source.tokenizer
     if tokenizer.vocabulary_hash == theirs.vocabulary_hash:
         return None
@@ -133,7 +133,7 @@ def _rows(tokenizer: Tokenizer, source: Run) -> Tensor | None:
 
 
 def _with_rows(source: Run, rows: Tensor) -> dict[str, Tensor]:
-    """The source's embedding and head with these rows, by name."""
+    """The source's embedding and head with rows in this order, by name."""
     larger = copy.deepcopy(source.model)
     larger.resize_token_embeddings(len(rows))
     parts = {n: t for n, t in larger.state_dict().items() if "backbone." not in n}
@@ -162,7 +162,7 @@ def _refuse_other_layers(ours: BackboneConfig, theirs: BackboneConfig, source: R
 
 
 def _differing(model: LanguageModel, source: Run) -> list[str]:
-    """Other options in which the same weights do not compute the same, as text."""
+    """Other options that make the same weights compute something else, as text."""
     pairs = (
         ("model", model.backbone.config, source.config.model),
         ("embedding", model._embedding_options, source.config.embedding),
@@ -187,7 +187,7 @@ def _copy(model: LanguageModel, found: dict[str, Tensor], source: str) -> WarmSt
     for names in tied_names(model):
         several = [found[name] for name in names if name in found]
         if any(not torch.equal(each, several[0]) for each in several[1:]):
-            # One tensor here stands for several there, none of which is all layers'.
+            # One tensor here stands for several there, none of which suits all layers.
             found = {name: tensor for name, tensor in found.items() if name not in names}
     for name, own in model.state_dict().items():
         if not own.is_floating_point():
