@@ -132,7 +132,7 @@ class LayerMemory:
         ``weight``, but at least float32; a field of size ``()`` is int64."""
         real = torch.promote_types(weight.dtype, torch.float32)
         fields = {
-            name: weight.new_zeros(rows, *size, dtype=real if size else torch.int64)
+            name: zeros_for(weight, rows, *size, dtype=real if size else torch.int64)
             for name, size in sizes.items()
         }
         return cls(**fields)
@@ -300,6 +300,12 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 def _alone(tensor: Tensor) -> Tensor:
     """``tensor``, copied if it is a small part of a larger one."""
     return tensor if tensor.untyped_storage().nbytes() <= tensor.nbytes else tensor.clone()
+
+
+def zeros_for(weight: Tensor, *sizes: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Zeros where ``weight`` is, of its type (None) or another ``dtype``. Not ``weight.new_zeros``,
+    which is a DTensor where FSDP2 has sharded the weight, and goes with no plain tensor."""
+    return torch.zeros(sizes, dtype=dtype or weight.dtype, device=weight.device)
 
 
 def recordable(memory: L) -> L:

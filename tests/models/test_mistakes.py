@@ -186,6 +186,36 @@ def test_rows_of_memories_and_of_readers(name: str) -> None:
 
 
 @each
+def test_a_model_made_in_inference_mode_is_trained_as_a_copy(name: str) -> None:
+    with torch.inference_mode():
+        model = LanguageModel(VOCABULARY, CASES[name].backbone)
+        vectors = torch.zeros(2, 3, model.backbone.config.d_model)
+    refused(
+        "or train copy.deepcopy(model), copied outside",
+        lambda: model(TOKENS),
+        lambda: model.backbone(vectors.clone()),
+    )
+    copy.deepcopy(model)(TOKENS, targets=TOKENS).loss.backward()
+
+
+@each
+def test_parameters_of_several_types_are_named(name: str) -> None:
+    model = LanguageModel(VOCABULARY, CASES[name].backbone).eval()
+    vectors = torch.zeros(2, 3, model.backbone.config.d_model)
+    part = [m for m in model.backbone.modules() if [*m.parameters(recurse=False)]][-2]
+    part.to(torch.bfloat16)
+    reader = model.backbone.reader(None, 2)
+    refused(
+        "bfloat16",
+        lambda: model(TOKENS),
+        lambda: model.backbone(vectors),
+        lambda: model.reader(batch_size=2).read(TOKENS),
+        lambda: reader.read(vectors),
+        lambda: reader.step(vectors[:, 0]),
+    )
+
+
+@each
 def test_readers_are_not_copied(name: str) -> None:
     """A copy would share its buffers, and pickle knows no pointers; the memory is the value."""
     reader = CASES[name].shared_model().reader(batch_size=2)

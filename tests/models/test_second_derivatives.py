@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.func import functional_call, grad, jvp, vmap
 
-from architectures import CASES, Case
+from architectures import CASES, ONE_OF_EACH, Case
 from golden import assert_same
 from memspan import MemspanError, layers, ops
 from memspan.models import Feedback, FeedbackConfig
@@ -291,6 +293,32 @@ def test_transforms_compute_or_name_the_reference(name: str, transform: str) -> 
 
         if unless_refused(lambda run=run, x=x: TRANSFORMS[transform](run, x)) is None:
             TRANSFORMS[transform](lambda t, run=run: run(t, "reference"), x)
+
+
+WEIGHT_TRANSFORMS: dict[str, Callable[..., Any]] = {
+    "grad": lambda run, weights: grad(run)(weights),
+    "jvp": lambda run, weights: jvp(run, (weights,), (weights,)),
+    "vmap": lambda run, weights: vmap(run)({n: torch.stack([w, -w]) for n, w in weights.items()}),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("transform", WEIGHT_TRANSFORMS)
+@pytest.mark.parametrize("name", ONE_OF_EACH.values())
+def test_transforms_of_weights_compute_or_name_the_reference(name: str, transform: str) -> None:
+    """Also where torch has no rule for a function of its own."""
+    model = CASES[name].model(torch.float32).eval()
+    weights = {n: p.detach() for n, p in model.named_parameters()}
+
+    def run(values: dict[str, Tensor], how: str | None = None) -> Tensor:
+        options = {"targets": text(2, 3, 1), "implementation": how}
+        return functional_call(model, values, (text(2, 3),), options).loss
+
+    compute = WEIGHT_TRANSFORMS[transform]
+    expected = compute(partial(run, how="reference"), weights)
+    found = unless_refused(lambda: compute(run, weights))
+    if found is not None:
+        torch.testing.assert_close(found, expected)
 
 
 # ----- One graph

@@ -182,6 +182,12 @@ def _tensors(file: Any) -> dict[str, Tensor]:
 
 def _plain(tensor: Tensor) -> Tensor:
     """A tensor on the CPU with its values in order, copied only where it was not."""
+    if type(tensor).__name__ == "DTensor":
+        raise MemspanError(
+            "a sharded model or memory (DTensors) has neither fingerprint nor file: gather it by "
+            "torch.distributed.checkpoint.state_dict.get_model_state_dict with full_state_dict=True, "
+            "and load that into a model that is not sharded"
+        )
     return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
 
 

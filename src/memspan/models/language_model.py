@@ -37,6 +37,7 @@ from memspan.models.output import BackboneOutput, Output
 from memspan.models.packing import Watch, is_itself
 from memspan.models.protocol import Backbone
 from memspan.models.readers import MemoryReader, by_one_thread, not_copied
+from memspan.models.remedies import refuse_with_remedy
 from memspan.models.segments import Padding, padding_mask
 from memspan.models.sizes import refuse_impossible, refuse_oversized, refuse_oversized_model
 from memspan.models.vocabulary import resize
@@ -197,14 +198,18 @@ class LanguageModel(nn.Module):
             own = padding_mask(lengths, tokens.shape[1], padding)
             tokens = tokens.masked_fill(~own, 0)
             targets = None if targets is None else targets.masked_fill(~own, NOT_SCORED)
-        out: BackboneOutput[Memory] = self.backbone(
-            self._embed(tokens),
-            memory,
-            starts=starts,
-            lengths=lengths,
-            padding=padding,
-            implementation=implementation,
-        )
+        options = {"starts": starts, "lengths": lengths, "padding": padding}
+        try:
+            return self._read(tokens, memory, targets, implementation=implementation, **options)
+        except RuntimeError as error:
+            refuse_with_remedy(error, self, tokens, implementation)
+            raise
+
+    def _read(
+        self, tokens: Tensor, memory: Memory | None, targets: Tensor | None, **options: Any
+    ) -> Output:
+        """:meth:`forward`, after its checks; ``options`` are the backbone's."""
+        out: BackboneOutput[Memory] = self.backbone(self._embed(tokens), memory, **options)
         logits = losses = n_scored = None
         hidden = self.output_dropout(out.hidden)
         if targets is None:

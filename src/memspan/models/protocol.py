@@ -23,8 +23,9 @@ from memspan.models.output import BackboneOutput
 from memspan.models.packing import Schema, has_versions, is_exactly
 from memspan.models.readers import BackboneReader, PassReader
 from memspan.models.recomputation import recomputed
+from memspan.models.remedies import refuse_with_remedy
 from memspan.models.segments import Padding, read_in_pieces, read_whole
-from memspan.models.sizes import refuse_oversized_model, refuse_too_long
+from memspan.models.sizes import refuse_oversized_model
 from memspan.ops.implementations import refuse_unknown_implementation
 from memspan.trees import constant, recordable
 
@@ -181,7 +182,7 @@ class Backbone(Defaults[M]):
                 x, memory, starts=starts, lengths=lengths, padding=padding, **options
             )
         except RuntimeError as error:
-            refuse_too_long(error, x)
+            refuse_with_remedy(error, self, x, options.get("implementation"))
             raise
         return output
 

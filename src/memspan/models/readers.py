@@ -15,7 +15,7 @@ from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models.inputs import check_step, check_vectors, refuse_not_finite
 from memspan.models.output import BackboneOutput
-from memspan.models.sizes import refuse_too_long
+from memspan.models.remedies import refuse_with_remedy
 
 if TYPE_CHECKING:
     from memspan.models.protocol import Backbone
@@ -106,6 +106,7 @@ class VectorReader(ABC):
 
     def __init__(self, backbone: Backbone[Any], rows: int) -> None:
         self.in_use = threading.RLock()
+        self._reads = backbone
         # The width, a weight and the number of rows, which the checks compare vectors with.
         self._expected = backbone.config.d_model, next(backbone.parameters()), rows
 
@@ -130,14 +131,18 @@ class VectorReader(ABC):
         try:
             return self._read_vectors(x, starts) if x.numel() else x
         except RuntimeError as error:
-            refuse_too_long(error, x)
+            refuse_with_remedy(error, self._reads, x)
             raise
 
     @by_one_thread
     def step(self, x: Tensor) -> Tensor:
         """See :meth:`BackboneReader.step`."""
         check_step(x, *self._expected)
-        return self._step_on(x)
+        try:
+            return self._step_on(x)
+        except RuntimeError as error:
+            refuse_with_remedy(error, self._reads, x[:, None])
+            raise
 
     def _step_on(self, x: Tensor) -> Tensor:
         # Indexing takes longer.

@@ -20,6 +20,7 @@ from torch.autograd import Function, forward_ad
 from memspan.errors import MemspanError
 from memspan.ops.implementations import without_autocast
 
+TRANSFORMS = "transforms of torch.func and forward mode"
 Gradients = tuple[Tensor | None, ...]
 Backward = Callable[..., Gradients]
 
@@ -54,12 +55,16 @@ def apply(function: type[Function], *given: Any) -> Any:
 def refuse_transforms(*given: Any) -> None:
     """Raise :class:`MemspanError` within a transform of ``torch.func``, or where one of the tensors has
     a tangent of forward mode."""
-    if torch.compiler.is_compiling():
-        return
+    if not torch.compiler.is_compiling() and is_transformed(*given):
+        raise MemspanError(without(TRANSFORMS))
+
+
+def is_transformed(*given: Any) -> bool:
+    """True within a transform of ``torch.func``, and where one of the tensors has a tangent of forward
+    mode."""
     if torch._C._are_functorch_transforms_active():
-        raise MemspanError(_without("transforms of torch.func"))
-    if forward_ad._current_level >= 0 and any(map(_has_tangent, given)):
-        raise MemspanError(_without("forward mode"))
+        return True
+    return forward_ad._current_level >= 0 and any(map(_has_tangent, given))
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: float = 0.0) -> Tensor:
@@ -73,10 +78,12 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: float = 0.0) ->
 
 
 def _refuse_a_graph(upstream: Gradients) -> None:
+    if torch._C._are_functorch_transforms_active():
+        raise MemspanError(without(TRANSFORMS))
     if torch.is_grad_enabled():
-        raise MemspanError(_without("gradients of gradients (create_graph=True)"))
+        raise MemspanError(without("gradients of gradients (create_graph=True)"))
     if any(g is not None and _is_batched(g) for g in upstream):
-        raise MemspanError(_without("batches of gradients (is_grads_batched, vectorize)"))
+        raise MemspanError(without("batches of gradients (is_grads_batched, vectorize)"))
 
 
 def _is_batched(x: Tensor) -> bool:
@@ -88,7 +95,8 @@ def _has_tangent(x: object) -> bool:
     return isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None
 
 
-def _without(what: str) -> str:
+def without(what: str) -> str:
+    """The message that names ``what`` fast implementations do not have, and the remedy."""
     return (
         f"fast implementations have no {what}: pass implementation='reference' to the operation or the "
         "model, or call DPFP(...).reference in place of dpfp"

@@ -85,6 +85,11 @@ def check_together(alike: bool = True, /, **tensors: Tensor | None) -> None:
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
             raise MemspanError(f"{name} must be a floating-point tensor, not {kind}: convert it")
+        if type(tensor).__name__ == "DTensor":
+            # Loops in C read a tensor at its address, and this has none.
+            raise MemspanError(
+                f"{name} is a DTensor, of which other processes hold a part: give {name}.full_tensor()"
+            )
         if first_name is None:
             first_name = name
             device = tensor.device

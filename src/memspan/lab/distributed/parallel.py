@@ -87,17 +87,10 @@ class ShardedModel(ParallelModel):
         from torch.distributed.fsdp import fully_shard
 
         super().__init__(model)
-        empty = model.initial_memory(1)
         for unit in model.units():
             fully_shard(unit, mesh=mesh)
         fully_shard(model, mesh=mesh)
         model.register_forward_hook(_reshard_after_reading)
-
-        def initial_memory(batch_size: int) -> Memory:
-            return empty.select([0] * batch_size)
-
-        # A tensor made like a sharded weight would also be sharded.
-        model.initial_memory = initial_memory  # type: ignore[assignment, method-assign]
 
     def gradient_sync(self, enabled: bool) -> AbstractContextManager[object]:
         module: Any = self.model

@@ -31,7 +31,7 @@ from memspan.models.compressive import compression as ops
 from memspan.models.known import known
 from memspan.models.relative.attention import AttentionPass, RelativeAttention, RelativeLayer
 from memspan.nn import in_use, newest, where_in_use
-from memspan.trees import LayerMemory, check_config, check_layer
+from memspan.trees import LayerMemory, check_config, check_layer, zeros_for
 
 if TYPE_CHECKING:
     from memspan.models.compressive.config import CompressiveConfig
@@ -222,10 +222,10 @@ class CompressiveAttention(RelativeAttention):
         config = self.config
         weight = self.content_bias
         hidden, compressed = (
-            weight.new_zeros(batch_size, slots, config.d_model)
+            zeros_for(weight, batch_size, slots, config.d_model)
             for slots in (config.memory_length, config.compressed_length)
         )
-        length = weight.new_zeros(batch_size, dtype=torch.long)
+        length = zeros_for(weight, batch_size, dtype=torch.long)
         return CompressiveLayerMemory(hidden, compressed, length, length)
 
     def forward(

@@ -33,7 +33,7 @@ from memspan.models.relative.attention import Span
 from memspan.models.relative.backbone import PARTS, RelativeBackbone
 from memspan.models.segments import Documents, Padding, documents_of, padding_mask
 from memspan.nn import count_after, in_use
-from memspan.trees import check_config
+from memspan.trees import check_config, zeros_for
 
 COMPRESSIVE_PARTS = rf"""{PARTS}
     | layers.\d+.attention.compression(.(decoder_)?(weight|bias))?
@@ -138,8 +138,8 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
         sizes = (batch_size, config.n_layers)
         return CompressiveMemory(
             tokens_seen=counts,
-            hidden=weight.new_zeros(*sizes, slots, config.d_model),
-            compressed=weight.new_zeros(*sizes, compressed, config.d_model),
+            hidden=zeros_for(weight, *sizes, slots, config.d_model),
+            compressed=zeros_for(weight, *sizes, compressed, config.d_model),
             length=counts + slots * (start == "zeros"),
             compressed_length=counts + compressed * (start == "zeros"),
         )

@@ -41,7 +41,7 @@ from memspan.ops.feedback.buffers import FoldedWeights
 from memspan.ops.feedback.dropout import NO_DROPOUT, Dropout, draw
 from memspan.ops.feedback.recurrence import IMPLEMENTATIONS, feedback_recurrence
 from memspan.ops.implementations import refuse_unknown_implementation
-from memspan.trees import check_config
+from memspan.trees import check_config, zeros_for
 
 PARTS = rf"""{STACK} | layer_weights | key.\d+.weight | value.\d+.(weight|bias)
     | memory_norm(.weight|.bias)? | layers.\d+.(query.weight | output.(weight|bias))
@@ -144,7 +144,7 @@ class Feedback(FeedbackStep, Backbone[FeedbackMemory]):
         counts = torch.zeros(batch_size, dtype=torch.long, device=weight.device)
         return FeedbackMemory(
             tokens_seen=counts,
-            vectors=weight.new_zeros(batch_size, span, self.config.d_model),
+            vectors=zeros_for(weight, batch_size, span, self.config.d_model),
             length=counts + span * (start == "zeros"),
         )
 
@@ -210,7 +210,7 @@ class Feedback(FeedbackStep, Backbone[FeedbackMemory]):
     def span_penalty(self) -> Tensor:
         """The penalty on learned spans, a scalar: ``adaptive_span`` times the spans in tokens, averaged
         over heads and summed over layers; 0 without learned spans."""
-        penalty = next(self.stack()).content_bias.new_zeros(())
+        penalty = zeros_for(next(self.stack()).content_bias)
         for layer in self.stack():
             if layer.span_ratio is not None:
                 spans = layer.longest_span * layer.span_ratio.clamp(min=0)

@@ -34,7 +34,7 @@ from memspan.nn import (
     where_in_use,
 )
 from memspan.ops.implementations import refuse_unknown_implementation
-from memspan.trees import check_config
+from memspan.trees import check_config, zeros_for
 
 
 @dataclass(frozen=True, repr=False)
@@ -105,7 +105,7 @@ class Transformer(Backbone[Memory]):
             )
             if not isinstance(memory, TransformerWindow):
                 seen = memory.tokens_seen
-                nothing = self.final_norm.weight.new_zeros(len(seen), 0, self.config.d_model)
+                nothing = zeros_for(self.final_norm.weight, len(seen), 0, self.config.d_model)
                 memory = TransformerWindow(seen, nothing, torch.zeros_like(seen))
             memory = memory.of_slots(window - 1)
         return super().reader(memory, batch_size)

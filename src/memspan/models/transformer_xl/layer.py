@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from memspan.models.known import known
 from memspan.models.relative.attention import AttentionPass, RelativeAttention, RelativeLayer
 from memspan.nn import count_after, newest, where_in_use
-from memspan.trees import LayerMemory, check_config, check_layer
+from memspan.trees import LayerMemory, check_config, check_layer, zeros_for
 
 if TYPE_CHECKING:
     from memspan.models.transformer_xl.config import TransformerXLConfig
@@ -60,9 +60,9 @@ class TransformerXLAttention(RelativeAttention):
         """A memory before the first token, of ``config.memory_length`` slots."""
         config = self.config
         weight = self.content_bias
-        hidden = weight.new_zeros(batch_size, config.memory_length, config.d_model)
+        hidden = zeros_for(weight, batch_size, config.memory_length, config.d_model)
         used = config.memory_length * (config.start == "zeros")
-        length = weight.new_full((batch_size,), used, dtype=torch.long)
+        length = zeros_for(weight, batch_size, dtype=torch.long) + used
         return TransformerXLLayerMemory(hidden, length)
 
     def forward(

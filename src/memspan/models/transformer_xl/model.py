@@ -26,7 +26,7 @@ from memspan.models.segments import Padding, documents_of, read_by_length
 from memspan.models.transformer_xl.config import TransformerXLConfig
 from memspan.models.transformer_xl.layer import TransformerXLLayer, TransformerXLLayerMemory
 from memspan.nn import count_after
-from memspan.trees import check_config
+from memspan.trees import check_config, zeros_for
 
 LONGEST_PIECE = 512
 """Tokens of a longer segment that are read at once with a fixed span."""
@@ -106,7 +106,7 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
         counts = torch.zeros(batch_size, dtype=torch.long, device=weight.device)
         return TransformerXLMemory(
             tokens_seen=counts,
-            hidden=weight.new_zeros(batch_size, len(self.layers), slots, self.config.d_model),
+            hidden=zeros_for(weight, batch_size, len(self.layers), slots, self.config.d_model),
             length=counts + slots * (start == "zeros"),
         )
 
