@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.library import custom_op
 
 from memspan.native import library
 from memspan.native.stack import ROWS_AT_ONCE, PackedStack, Stack
@@ -32,16 +33,25 @@ SAVE_EVERY_RECOMPUTING = 256
 """The same with ``recompute``, with a decay or without."""
 
 
+_LOADED = tuple(t for t in library.TYPES if library.functions(SOURCE, t, False) is not None)
+"""Types whose loops are there: torch.compile cannot trace the loading of a library."""
+
+
 def available(like: Tensor, bf16_weights: bool = False) -> bool:
     """True if the loops can run on tensors such as ``like``; ``bf16_weights``: steps with weights in
     bfloat16."""
+    if torch.compiler.is_compiling():
+        return like.device.type == "cpu" and like.dtype in _LOADED
     return library.available(SOURCE, like, bf16_weights)
+
+
+def suits(inputs: RuleInputs) -> bool:
+    """False in exported graphs: others shall read them without memspan."""
+    return not torch.compiler.is_exporting()
 
 
 def obstacle(inputs: RuleInputs) -> str | None:
     """Why the loops cannot run on these inputs; None if they can."""
-    if torch.compiler.is_compiling():
-        return "is not part of graphs of torch.compile, which can fuse chunks: use chunked"
     if inputs.log_decay is not None and inputs.log_decay.dim() == 4:
         return "has no decays per feature: use chunked"
     return None if available(inputs.v) else library.obstacle("chunked")
@@ -73,7 +83,11 @@ def run(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
     tensors = [q, k, inputs.v, inputs.weights]
     tensors += [x for x in (inputs.beta, inputs.log_decay) if x is not None]
     starts = None if inputs.starts is None else inputs.starts.contiguous()
-    y, after = apply(_Rule, (nu, epsilon, save_every), starts, *tensors)
+    if torch.compiler.is_compiling():
+        saves = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+        y, after, *_ = _operation(tensors, starts, nu, epsilon, save_every, saves)
+    else:
+        y, after = apply(_Rule, (nu, epsilon, save_every), starts, *tensors)
     return y, after
 
 
@@ -137,29 +151,10 @@ class _Rule(torch.autograd.Function):
     def forward(
         ctx: Any, options: Options, starts: Tensor | None, *tensors: Tensor
     ) -> tuple[Tensor, Tensor]:
-        q, k, v, before, *strengths = tensors
-        # Each item contiguous, and the memory.
-        q, k, v, before = *map(_side_by_side, (q, k, v)), before.contiguous()
-        given = (q, k, v, before, *strengths)
-        named = dict(zip(_GIVEN, given, strict=False))
-        y = _by_token(v)
-        after = before.new_empty(before.shape)
-        n_saved = 0
-        named |= {"y": y, "after": after}
-        # For backward: v - k W of the delta rule, and the memory now and then.
-        errors = y.new_empty(y.shape if strengths else 0)
-        if strengths:
-            named["errors"] = errors
-        if any(ctx.needs_input_grad):
-            n_saved = (v.shape[2] - 1) // options[-1]
-        saved = before.new_empty(*before.shape[:2], n_saved, *before.shape[2:])
-        if n_saved:
-            named["saved"] = saved
-        if starts is not None:
-            named["starts"] = starts
-        _run("forward", named, options)
+        given = _in_order(tensors)
+        y, after, errors, saved = _forward(given, starts, options, any(ctx.needs_input_grad))
         ctx.options = options
-        ctx.set_materialize_grads(len(given) < len(_GIVEN))
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(*given, errors, saved, starts)
         return y, after
 
@@ -167,23 +162,79 @@ class _Rule(torch.autograd.Function):
     @first_derivatives_only
     def backward(ctx: Any, d_y: Tensor | None, d_after: Tensor | None) -> tuple[Tensor | None, ...]:
         *given, errors, saved, starts = ctx.saved_tensors
-        q, k, v, before, *strengths = given
-        named = dict(zip(_GIVEN, given, strict=False))
-        # Without a decay the loops work in it.
-        wanted = ctx.needs_input_grad[5] or len(given) < len(_GIVEN)
-        d_before = before.new_empty(before.shape) if wanted else None
-        found = [*map(_by_token, (q, k, v)), d_before, *map(_by_token, strengths)]
-        named |= {f"d_{name}": d for name, d in zip(named, found, strict=True) if d is not None}
-        if strengths:
-            named["errors"] = errors
-        d_y = torch.zeros_like(errors) if d_y is None else d_y
-        named |= {"saved": saved, "d_y": _side_by_side(d_y)}
-        if d_after is not None:
-            named["d_after"] = d_after.contiguous()
-        if starts is not None:
-            named["starts"] = starts
-        _run("backward", named, ctx.options)
+        wanted = ctx.needs_input_grad[5]
+        found = _backward(given, errors, saved, starts, ctx.options, d_y, d_after, wanted)
         return None, None, *found
+
+
+def _in_order(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Queries, keys and values with each item contiguous, the memory contiguous, and the strengths."""
+    q, k, v, before, *strengths = tensors
+    return [*map(_side_by_side, (q, k, v)), before.contiguous(), *strengths]
+
+
+def _new(
+    given: Sequence[Tensor], save_every: int, saves: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Uninitialised: ``y``, the memory after the last token, and for backward the delta rule's errors
+    ``v - k W`` and the memory now and then."""
+    v, before, *strengths = given[2:]
+    y = _by_token(v)
+    n_saved = (v.shape[2] - 1) // save_every if saves else 0
+    saved = before.new_empty(*before.shape[:2], n_saved, *before.shape[2:])
+    return y, before.new_empty(before.shape), y.new_empty(y.shape if strengths else 0), saved
+
+
+def _forward(
+    given: Sequence[Tensor], starts: Tensor | None, options: Options, saves: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """All that :func:`_new` names, with ``saves`` for a backward pass."""
+    found = _new(given, options[-1], saves)
+    named = dict(zip(_GIVEN, given, strict=False))
+    results = dict(zip(("y", "after", "errors", "saved"), found, strict=True))
+    named |= {name: t for name, t in results.items() if t.numel()}
+    if starts is not None:
+        named["starts"] = starts
+    _run("forward", named, options)
+    return found
+
+
+def _backward(
+    given: Sequence[Tensor],
+    errors: Tensor,
+    saved: Tensor,
+    starts: Tensor | None,
+    options: Options,
+    d_y: Tensor | None,
+    d_after: Tensor | None,
+    wants_before: bool,
+) -> list[Tensor | None]:
+    """Gradients of what is given; of the memory before the first token only if it is wanted, or the
+    loops work in it, as they do without a decay."""
+    v, before, *strengths = given[2:]
+    decays = len(given) == len(_GIVEN)
+    if d_y is None:
+        d_y = _by_token(v).zero_()
+    if d_after is None and not decays:
+        d_after = torch.zeros_like(before)
+    named = dict(zip(_GIVEN, given, strict=False))
+    found = _new_gradients(given, wants_before or not decays)
+    named |= {f"d_{name}": d for name, d in zip(named, found, strict=True) if d is not None}
+    if strengths:
+        named["errors"] = errors
+    named |= {"saved": saved, "d_y": _side_by_side(d_y)}
+    if d_after is not None:
+        named["d_after"] = d_after.contiguous()
+    if starts is not None:
+        named["starts"] = starts
+    _run("backward", named, options)
+    return found
+
+
+def _new_gradients(given: Sequence[Tensor], wants_before: bool) -> list[Tensor | None]:
+    q, k, v, before, *strengths = given
+    d_before = before.new_empty(before.shape) if wants_before else None
+    return [*map(_by_token, (q, k, v)), d_before, *map(_by_token, strengths)]
 
 
 def _side_by_side(x: Tensor) -> Tensor:
@@ -195,6 +246,67 @@ def _by_token(like: Tensor) -> Tensor:
     """An uninitialised ``[B, H, T, ...]``, in memory ``[B, T, H, ...]`` as projections have it."""
     batch, n_heads, length = like.shape[:3]
     return like.new_empty(batch, length, n_heads, *like.shape[3:]).transpose(1, 2)
+
+
+# ----- The same as one operation of a graph, for torch.compile. Eagerly the function above costs less.
+
+
+def _graph_forward(
+    tensors: list[Tensor],
+    starts: Tensor | None,
+    nu: int,
+    epsilon: float | None,
+    save_every: int,
+    saves: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _forward(_in_order(tensors), starts, (nu, epsilon, save_every), saves)
+
+
+def _graph_backward(
+    tensors: list[Tensor],
+    errors: Tensor,
+    saved: Tensor,
+    starts: Tensor | None,
+    nu: int,
+    epsilon: float | None,
+    save_every: int,
+    upstream: list[Tensor],
+) -> list[Tensor]:
+    given = _in_order(tensors)
+    d_y, d_after = upstream
+    options = (nu, epsilon, save_every)
+    found = _backward(given, errors, saved, starts, options, d_y, d_after, True)
+    return [d for d in found if d is not None]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    tensors, starts, *ctx.options, _ = inputs
+    ctx.save_for_backward(*tensors, *output[2:], starts)
+
+
+def _graph_gradients(ctx: Any, d_y: Tensor, d_after: Tensor, *_: Tensor) -> tuple[Any, ...]:
+    *tensors, errors, saved, starts = ctx.saved_tensors
+    upstream = [d_y, d_after]
+    found = _operation_backward(tensors, errors, saved, starts, *ctx.options, upstream)
+    return found, None, *[None] * len(ctx.options), None
+
+
+_SHARED = "Tensor? starts, int nu, float? epsilon, int save_every"
+_operation = custom_op(
+    "memspan::fast_weights_rule",
+    _graph_forward,
+    mutates_args=(),
+    schema=f"(Tensor[] tensors, {_SHARED}, bool saves) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+_operation.register_fake(lambda tensors, *rest: _new(tensors, *rest[-2:]))
+_operation.register_autograd(_graph_gradients, setup_context=_save)
+_operation_backward = custom_op(
+    "memspan::fast_weights_rule_backward",
+    _graph_backward,
+    mutates_args=(),
+    schema=f"(Tensor[] tensors, Tensor errors, Tensor saved, {_SHARED}, Tensor[] upstream) -> Tensor[]",
+)
+_operation_backward.register_fake(lambda tensors, *_: _new_gradients(tensors, True))
 
 
 # ----- The call of the loops

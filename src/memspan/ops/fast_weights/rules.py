@@ -217,6 +217,12 @@ def _compiled_obstacle(inputs: RuleInputs) -> str | None:
     return compiled.obstacle(inputs)
 
 
+def _compiled_suits(inputs: RuleInputs) -> bool:
+    from memspan.ops.fast_weights import compiled
+
+    return compiled.suits(inputs)
+
+
 def _chunked(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
     from memspan.ops.fast_weights import chunked
 
@@ -242,7 +248,7 @@ def _reference(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
 
 
 IMPLEMENTATIONS: dict[str, Implementation[RuleInputs, tuple[Tensor, Tensor]]] = {
-    "compiled": Implementation(_compiled, _compiled_obstacle),
+    "compiled": Implementation(_compiled, _compiled_obstacle, _compiled_suits),
     "chunked": Implementation(_chunked),
     "fla": Implementation(_fla, _fla_obstacle, suits=lambda inputs: False),
     "reference": Implementation(_reference),
