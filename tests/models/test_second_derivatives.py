@@ -308,11 +308,13 @@ WEIGHT_TRANSFORMS: dict[str, Callable[..., Any]] = {
 def test_transforms_of_weights_compute_or_name_the_reference(name: str, transform: str) -> None:
     """Also where torch has no rule for a function of its own."""
     model = CASES[name].model(torch.float32).eval()
+    tokens = text(2, 3)
+    targets = text(2, 3, 1)
     weights = {n: p.detach() for n, p in model.named_parameters()}
 
     def run(values: dict[str, Tensor], how: str | None = None) -> Tensor:
-        options = {"targets": text(2, 3, 1), "implementation": how}
-        return functional_call(model, values, (text(2, 3),), options).loss
+        options = {"targets": targets, "implementation": how}
+        return functional_call(model, values, (tokens,), options).loss
 
     compute = WEIGHT_TRANSFORMS[transform]
     expected = compute(partial(run, how="reference"), weights)
