@@ -21,6 +21,7 @@ from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.gated_delta_net.config import GatedDeltaNetConfig
 from memspan.models.infini.config import InfiniConfig
+from memspan.models.kda.config import KDAConfig
 from memspan.models.lstm.config import LSTMConfig
 from memspan.models.options import EmbeddingConfig
 from memspan.models.registry import MODELS
@@ -156,6 +157,7 @@ def whole(kind: Any, embedding: EmbeddingConfig | None = None, **options: Any) -
 fast_weights = functools.partial(whole, FastWeightsConfig, chunk_size=4)
 gated_delta_net = functools.partial(whole, GatedDeltaNetConfig, chunk_size=4)
 infini = functools.partial(whole, InfiniConfig, block_length=4)
+kda = functools.partial(whole, KDAConfig, chunk_size=4)
 feedback = functools.partial(whole, FeedbackConfig, memory_length=5)
 
 ADAPTIVE = EmbeddingConfig(cutoffs=(3, 6), div_val=2, d_embed=6)
@@ -221,6 +223,8 @@ CASES: dict[str, Case] = {
         n_value_heads=4, d_value=5, negative_eigenvalues=True, recompute=True
     ),
     "gated-one-tap": gated_delta_net(ADAPTIVE, convolution=1, activation="gelu", n_layers=1),
+    "kda": kda(),
+    "kda-wide-values": kda(UNTIED, d_value=5, negative_eigenvalues=True, recompute=True),
     "feedback": feedback(),
     "feedback-per-layer": feedback(ADAPTIVE, projections="per-layer", attention_bias=True),
     "feedback-no-memory-norm": feedback(

@@ -21,7 +21,6 @@ COVERED = (
     "src/memspan/models/gated_delta_net/layer.py",
     "src/memspan/models/gated_delta_net/model.py",
     "src/memspan/models/matrix/backbone.py",
-    "src/memspan/models/matrix/mixer.py",
     "src/memspan/models/relative/backbone.py",
     "src/memspan/models/relative/attention.py",
     "src/memspan/models/transformer_xl/layer.py",

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from memspan.models.infini.layer import InfiniAttention as InfiniAttention
     from memspan.models.infini.layer import InfiniLayer as InfiniLayer
     from memspan.models.infini.layer import InfiniLayerMemory as InfiniLayerMemory
+    from memspan.models.kda.layer import KDALayer as KDALayer
+    from memspan.models.kda.layer import KimiDeltaAttention as KimiDeltaAttention
     from memspan.models.matrix.mixer import MatrixLayerMemory as MatrixLayerMemory
     from memspan.models.transformer_xl.layer import TransformerXLAttention as TransformerXLAttention
     from memspan.models.transformer_xl.layer import TransformerXLLayer as TransformerXLLayer
@@ -55,6 +57,7 @@ __all__, __getattr__, __dir__ = lazily(
             "InfiniLayer",
             "InfiniLayerMemory",
         ),
+        "memspan.models.kda.layer": ("KDALayer", "KimiDeltaAttention"),
         "memspan.models.matrix.mixer": ("MatrixLayerMemory",),
         "memspan.models.transformer_xl.layer": (
             "TransformerXLAttention",

@@ -14,6 +14,7 @@ import fast_weights
 import feedback
 import feedback_backward
 import gated_delta_net
+import kda
 import learn
 import pytest
 import relative_attention
@@ -38,7 +39,7 @@ def test_sizes() -> None:
 
 
 @pytest.mark.parametrize(
-    "version", [transformer_xl, compressive, feedback, fast_weights, gated_delta_net]
+    "version", [transformer_xl, compressive, feedback, fast_weights, gated_delta_net, kda]
 )
 def test_trains(
     version: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -169,6 +170,17 @@ def test_gated_delta_net() -> None:
         close(own, _by_head(config, memory))
 
 
+def test_kda() -> None:
+    config = models.KDAConfig(**SIZES, d_value=6)
+    model = drawn(models.KDA(config))
+    layers = [_kda_layer(layer) for layer in model.stack()]
+    empty = _by_head(config, model.initial_memory(1))
+    for memory, own, _ in carried(
+        model, lambda x, m: gated_delta_net.read(x, m, layers, kda.head), empty
+    ):
+        close(own, _by_head(config, memory))
+
+
 def test_feedback() -> None:
     span = 5
     config = models.FeedbackConfig(**SIZES, memory_length=span, normalisation="post")
@@ -282,7 +294,27 @@ def _gated_delta_net_layer(layer: Any) -> dict[str, Any]:
     return layer_of(parts, mixer.output, layer.feed_forward)
 
 
-def _by_head(config: models.GatedDeltaNetConfig, memory: Any) -> list[list[Any]]:
+def _low_rank(part: Any, n: int, name: str) -> dict[str, Any]:
+    """The product of low rank ``part``, the second half of it cut into those of the heads."""
+    found = {f"{name}_down": [part.down.weight.T] * n}
+    found |= {f"{name}_up": part.up.weight.T.chunk(n, 1)}
+    return found if part.up.bias is None else found | {f"{name}_bias": part.up.bias.chunk(n)}
+
+
+def _kda_layer(layer: Any) -> dict[str, Any]:
+    mixer = layer.mixer
+    n = layer.mixer.config.n_heads
+    parts = columns(mixer, n, "query key value") | {
+        "taps": _channels(mixer.config, mixer.convolution),
+        "beta": mixer.beta.weight,
+        "A_log": mixer.A_log,
+        "dt_bias": mixer.dt_bias.chunk(n),
+    }
+    parts |= _low_rank(mixer.step, n, "step") | _low_rank(mixer.output_gate, n, "gate")
+    return layer_of(parts, mixer.output, layer.feed_forward)
+
+
+def _by_head(config: models.GatedDeltaNetConfig | models.KDAConfig, memory: Any) -> list[list[Any]]:
     """For each layer and head its matrix and the inputs of its convolutions."""
     layers = zip(memory.weights[0], memory.inputs[0], strict=True)
     return [
@@ -291,7 +323,7 @@ def _by_head(config: models.GatedDeltaNetConfig, memory: Any) -> list[list[Any]]
     ]
 
 
-def _channels(config: models.GatedDeltaNetConfig, x: Tensor) -> list[Tensor]:
+def _channels(config: models.GatedDeltaNetConfig | models.KDAConfig, x: Tensor) -> list[Tensor]:
     """Queries, keys and values side by side, ``[C, ...]``, head by head."""
     parts = (part.chunk(config.n_heads) for part in x.split(config.widths))
     return [torch.cat(of_head) for of_head in zip(*parts, strict=True)]

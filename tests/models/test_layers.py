@@ -23,6 +23,7 @@ KINDS = {
     "fast-weights": (layers.FastWeightsLayer, layers.FastWeightsAttention),
     "gated-delta-net": (layers.GatedDeltaNetLayer, layers.GatedDeltaRule),
     "infini": (layers.InfiniLayer, layers.InfiniAttention),
+    "kda": (layers.KDALayer, layers.KimiDeltaAttention),
 }
 made = pytest.mark.parametrize("whole", [True, False], ids=["layer", "attention"])
 each_kind = pytest.mark.parametrize("kind", KINDS)
@@ -131,7 +132,7 @@ def test_rows_are_independent_streams(kind: str, whole: bool) -> None:
 
 # RMSNorm of bfloat16 weights warns that it has no fused kernel.
 @pytest.mark.filterwarnings("ignore:Mismatch dtype")
-@pytest.mark.parametrize("kind", ["fast-weights", "gated-delta-net", "infini"])
+@pytest.mark.parametrize("kind", ["fast-weights", "gated-delta-net", "infini", "kda"])
 def test_sums_stay_in_float32(kind: str) -> None:
     y, memory = make(kind).bfloat16()(torch.randn(2, 3, 8).bfloat16())
     assert y.dtype == torch.bfloat16

@@ -63,13 +63,16 @@ GATES = ("b", "w", "beta")
 DECAYS = ("g", "gk")
 
 
+def in_float64(source: str) -> str:
+    """Source code that computes in float64 where it named float32."""
+    source = re.sub(r"torch\.float(32)?\b", "torch.float64", source)
+    return source.replace(".float()", ".double()")
+
+
 def function(tree: Path, name: str) -> Callable[..., Any]:
     """The recurrence, computing in float64."""
     file, called, _ = CASES[name]
-    source = (tree / "fla/ops" / file).read_text()
-    source = re.sub(r"torch\.float(32)?\b", "torch.float64", source).replace(
-        ".float()", ".double()"
-    )
+    source = in_float64((tree / "fla/ops" / file).read_text())
     scope: dict[str, Any] = {}
     exec(compile(source, file, "exec"), scope)
     found: Callable[..., Any] = scope[called]

@@ -37,7 +37,7 @@ def head(x, S, before, w):
     return y * silu(x @ w["gate"]), S, before
 
 
-def layer(x, memory, w):
+def layer(x, memory, w, head=head):
     """Heads and feed-forward, each after its norm and added to its input."""
     u = layer_norm(x, x.shape)
     done = [head(u, *own, each) for own, each in zip(memory, w["heads"], strict=True)]
@@ -46,13 +46,13 @@ def layer(x, memory, w):
     return x + inner @ w["outer"] + w["outer_bias"], [own for _, *own in done]
 
 
-def read(text, memory, layers):
+def read(text, memory, layers, head=head):
     """Read a text [T, D]; a memory has a matrix and three inputs for every layer and head."""
     outputs = []
     for x in text:
         after = []
         for own, w in zip(memory, layers, strict=True):
-            x, own = layer(x, own, w)
+            x, own = layer(x, own, w, head)
             after.append(own)
         memory = after
         outputs.append(layer_norm(x, x.shape))

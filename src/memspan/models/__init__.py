@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from memspan.models.infini.config import InfiniConfig as InfiniConfig
     from memspan.models.infini.model import Infini as Infini
     from memspan.models.infini.model import InfiniMemory as InfiniMemory
+    from memspan.models.kda.config import KDAConfig as KDAConfig
+    from memspan.models.kda.model import KDA as KDA
+    from memspan.models.kda.model import KDAMemory as KDAMemory
     from memspan.models.language_model import LanguageModel as LanguageModel
     from memspan.models.language_model import Reader as Reader
     from memspan.models.lstm.config import LSTMConfig as LSTMConfig
@@ -56,6 +59,8 @@ __all__, __getattr__, __dir__ = lazily(
         "memspan.models.gated_delta_net.model": ("GatedDeltaNet", "GatedDeltaNetMemory"),
         "memspan.models.infini.config": ("InfiniConfig",),
         "memspan.models.infini.model": ("Infini", "InfiniMemory"),
+        "memspan.models.kda.config": ("KDAConfig",),
+        "memspan.models.kda.model": ("KDA", "KDAMemory"),
         "memspan.models.language_model": ("LanguageModel", "Reader"),
         "memspan.models.lstm.config": ("LSTMConfig",),
         "memspan.models.lstm.model": ("LSTM", "LSTMMemory"),

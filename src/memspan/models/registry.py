@@ -8,6 +8,7 @@ from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.gated_delta_net.config import GatedDeltaNetConfig
 from memspan.models.infini.config import InfiniConfig
+from memspan.models.kda.config import KDAConfig
 from memspan.models.lstm.config import LSTMConfig
 from memspan.models.options import BackboneConfig
 from memspan.models.transformer.config import TransformerConfig
@@ -20,6 +21,7 @@ MODELS: dict[str, type[BackboneConfig]] = {
     "fast-weights": FastWeightsConfig,
     "gated-delta-net": GatedDeltaNetConfig,
     "infini": InfiniConfig,
+    "kda": KDAConfig,
     "lstm": LSTMConfig,
     "transformer": TransformerConfig,
 }

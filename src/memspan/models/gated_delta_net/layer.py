@@ -14,29 +14,26 @@ from torch import Tensor, nn
 from memspan.models.known import known
 from memspan.models.matrix.mixer import (
     EPSILON,
+    DeltaMixer,
     MatrixLayer,
     MatrixLayerMemory,
-    MatrixMixer,
+    Reading,
     decay_rates,
     finite_exp,
     step_biases,
-    taps,
     traced_contiguous,
-    unit,
 )
-from memspan.nn import without_padding
 from memspan.ops.fast_weights.rules import delta_rule
 
 if TYPE_CHECKING:
     from memspan.models.gated_delta_net.config import GatedDeltaNetConfig
-    from memspan.models.segments import Documents
 
 PRODUCTS = ("query", "key", "value", "output_gate", "beta", "step")
 """Products of the input, in the order in which a reader has their weights as one matrix."""
 
 
 @known("config")
-class GatedDeltaRule(MatrixMixer):
+class GatedDeltaRule(DeltaMixer):
     """One layer's token mixing (section 3.4 and figure 1 of the paper), without a residual or a norm.
 
     ::
@@ -58,11 +55,7 @@ class GatedDeltaRule(MatrixMixer):
         super().__init__(config)
         d = config.d_model
         heads = config.value_heads
-        queries, keys, values = config.widths
-        self.query = nn.Linear(d, queries, bias=False)
-        self.key = nn.Linear(d, keys, bias=False)
-        self.value = nn.Linear(d, values, bias=False)
-        self.convolution = taps(sum(config.widths), config.convolution)
+        values = config.widths[-1]
         self.beta = nn.Linear(d, heads, bias=False)
         self.step = nn.Linear(d, heads, bias=False)
         self.A_log = decay_rates(heads)
@@ -76,44 +69,31 @@ class GatedDeltaRule(MatrixMixer):
         return finite_exp(self.A_log, dtype)
 
     def project(self, x: Tensor) -> tuple[Tensor, ...]:
-        mixed = torch.cat([self.query(x), self.key(x), self.value(x)], -1)
-        return mixed, self.beta(x), self.step(x), self.output_gate(x)
+        return self.mixed(x), self.beta(x), self.step(x), self.output_gate(x)
 
     def mix(
-        self,
-        projected: tuple[Tensor, ...],
-        memory: MatrixLayerMemory,
-        implementation: str | None,
-        documents: Documents | None,
+        self, projected: tuple[Tensor, ...], memory: MatrixLayerMemory, reading: Reading
     ) -> tuple[Tensor, MatrixLayerMemory]:
-        config = self.config
         weights = memory.weights
         mixed, beta, step, gate = projected
-        if implementation != "fla":
+        if reading.implementation != "fla":
             # fla's kernels add up in float32 themselves, and take what they multiply as it is.
             mixed = mixed.to(weights.dtype)
             beta = beta.to(weights.dtype)
         step = step.to(weights.dtype)
         gate = gate.to(weights.dtype)
-        mixed, carried = self.convolve(
-            mixed, self.convolution, memory.inputs, implementation, documents
-        )
-        q, k, v = F.silu(mixed).split(config.widths, -1)
-        q, k = (unit(t.unflatten(-1, (config.n_heads, -1))) for t in (q, k))
-        v = v.unflatten(-1, (config.value_heads, -1))
-        beta = beta.sigmoid() * (2 if config.negative_eigenvalues else 1)
+        q, k, v, carried = self.heads(mixed, memory.inputs, reading)
+        beta = self.strength(beta)
         log_decay = -self.rate(step.dtype) * F.softplus(step + self.dt_bias)
-        if documents is not None:
-            # Padding writes nothing, and nothing decays.
-            beta, log_decay = (without_padding(t, documents.own()) for t in (beta, log_decay))
+        beta, log_decay = reading.written(beta, log_decay)
         y, weights = delta_rule(
-            q.transpose(1, 2) * config.head_width**-0.5,
-            k.transpose(1, 2),
-            v.transpose(1, 2),
+            q,
+            k,
+            v,
             beta.transpose(1, 2),
             weights,
             log_decay=traced_contiguous(log_decay).transpose(1, 2),
-            **self.how(implementation, documents),
+            **reading.rule(),
         )
         y = y.transpose(1, 2).to(weights.dtype)
         y = self.norm(y) * F.silu(gate.unflatten(-1, y.shape[2:]))

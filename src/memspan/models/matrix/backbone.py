@@ -47,6 +47,7 @@ class MatrixBackbone(Backbone[M]):
 
     layer_type: ClassVar[type[MatrixLayer]]
     knows_documents = True
+    implementations: tuple[str, ...] = ("chunked", "reference")
     config: MatrixConfig
 
     def __init__(self, config: MatrixConfig) -> None:

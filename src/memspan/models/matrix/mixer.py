@@ -10,15 +10,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from memspan.nn import FeedForward, dropout_layer
+from memspan.nn import FeedForward, dropout_layer, without_padding
 from memspan.ops.convolution import short_convolution
 from memspan.ops.fast_weights.rules import Chunking
 from memspan.trees import LayerMemory, check_config, check_layer
 
 if TYPE_CHECKING:
-    from memspan.models.matrix.options import MatrixConfig
+    from memspan.models.matrix.options import DeltaConfig, MatrixConfig
     from memspan.models.segments import Documents
 
 EPSILON = 1e-6
@@ -36,6 +37,46 @@ class MatrixLayerMemory(LayerMemory):
     """``[B, H, K, V]``: keys by values."""
     inputs: Tensor
     """Before the convolution or token shift, oldest first, ``[B, W - 1, C]``."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A segment's documents, and the way its rule is computed."""
+
+    implementation: str | None
+    """A name of the rule's, see :meth:`MatrixMixer.forward`."""
+    documents: Documents | None
+    chunking: Chunking
+
+    def written(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Each ``[B, T, ...]`` with zeros in padding: with logarithms of decays and what is written at
+        zero, padding changes no memory."""
+        if self.documents is None:
+            return tensors
+        own = self.documents.own()
+        return tuple(without_padding(t.flatten(2), own).view_as(t) for t in tensors)
+
+    def rule(self) -> dict[str, Any]:
+        """Arguments of the rules in :mod:`memspan.ops` that say how to compute, and where documents
+        start."""
+        return {
+            "chunking": self.chunking,
+            "implementation": self.implementation,
+            "starts": None if self.documents is None else self.documents.begins,
+        }
+
+    def convolve(self, x: Tensor, weight: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """:func:`memspan.ops.short_convolution` of ``x [B, T, C]``, and the inputs to carry on."""
+        documents = self.documents
+        y, carried = short_convolution(
+            x,
+            weight.to(x.dtype),
+            inputs.to(x.dtype),
+            implementation="reference" if self.implementation == "reference" else None,
+            starts=None if documents is None else documents.begins,
+            lengths=None if documents is None else documents.lengths,
+        )
+        return y, carried.to(inputs.dtype)
 
 
 class MatrixMixer(nn.Module):
@@ -60,11 +101,7 @@ class MatrixMixer(nn.Module):
         raise NotImplementedError
 
     def mix(
-        self,
-        projected: tuple[Tensor, ...],
-        memory: MatrixLayerMemory,
-        implementation: str | None,
-        documents: Documents | None,
+        self, projected: tuple[Tensor, ...], memory: MatrixLayerMemory, reading: Reading
     ) -> tuple[Tensor, MatrixLayerMemory]:
         """Write and read, without autocast: the heads' outputs ``[B, T, H, V]``, normalised and gated,
         and the memory after the segment."""
@@ -90,40 +127,64 @@ class MatrixMixer(nn.Module):
             MemspanError: shapes, types or devices do not go together.
         """
         memory = check_layer(self, x, self.config.d_model, memory)
+        recompute = self.config.recompute and torch.is_grad_enabled()
+        reading = Reading(implementation, documents, Chunking(self.config.chunk_size, recompute))
         projected = self.project(x)
         # Sums over thousands of tokens need float32, whatever precision the products have.
         with torch.autocast(x.device.type, enabled=False):
-            y, memory = self.mix(projected, memory, implementation, documents)
+            y, memory = self.mix(projected, memory, reading)
         return self.output(y.flatten(2).to(x.dtype)), memory
 
-    def convolve(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        inputs: Tensor,
-        implementation: str | None,
-        documents: Documents | None,
-    ) -> tuple[Tensor, Tensor]:
-        """:func:`memspan.ops.short_convolution` of ``x [B, T, C]``, and the inputs to carry on."""
-        y, carried = short_convolution(
-            x,
-            weight.to(x.dtype),
-            inputs.to(x.dtype),
-            implementation="reference" if implementation == "reference" else None,
-            starts=None if documents is None else documents.begins,
-            lengths=None if documents is None else documents.lengths,
-        )
-        return y, carried.to(inputs.dtype)
 
-    def how(self, implementation: str | None, documents: Documents | None) -> dict[str, Any]:
-        """Arguments of the rules in :mod:`memspan.ops` that say how to compute, and where documents
-        start."""
+class DeltaMixer(MatrixMixer):
+    """Base class of mixers whose queries, keys and values pass a short convolution and SiLU, where
+    queries and keys then have length 1."""
+
+    def __init__(self, config: DeltaConfig) -> None:
+        super().__init__(config)
+        queries, keys, values = config.widths
+        self.query = nn.Linear(config.d_model, queries, bias=False)
+        self.key = nn.Linear(config.d_model, keys, bias=False)
+        self.value = nn.Linear(config.d_model, values, bias=False)
+        self.convolution = taps(sum(config.widths), config.convolution)
+
+    def mixed(self, x: Tensor) -> Tensor:
+        """Queries, keys and values side by side, ``[B, T, C]``."""
+        return torch.cat([self.query(x), self.key(x), self.value(x)], -1)
+
+    def heads(
+        self, mixed: Tensor, inputs: Tensor, reading: Reading
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Queries and keys ``[B, H_k, T, K]`` and values ``[B, H, T, V]``, queries divided by
+        ``sqrt(K)``, and the inputs to carry on."""
         config = self.config
-        return {
-            "chunking": Chunking(config.chunk_size, config.recompute and torch.is_grad_enabled()),
-            "implementation": implementation,
-            "starts": None if documents is None else documents.begins,
-        }
+        mixed, carried = reading.convolve(mixed, self.convolution, inputs)
+        q, k, v = F.silu(mixed).split(config.widths, -1)
+        q, k = (unit(t.unflatten(-1, (-1, config.head_width))) for t in (q, k))
+        v = v.unflatten(-1, (-1, config.value_width))
+        q = q.transpose(1, 2) * config.head_width**-0.5
+        return q, k.transpose(1, 2), v.transpose(1, 2), carried
+
+    def strength(self, beta: Tensor) -> Tensor:
+        """The share of an old value that is replaced, from its logit."""
+        return beta.sigmoid() * (2 if self.config.negative_eigenvalues else 1)
+
+
+class LowRank(nn.Module):
+    """A product of low rank, ``W_up W_down x + b``.
+
+    Args:
+        rank: the width between the two.
+    """
+
+    def __init__(self, n_inputs: int, rank: int, n_outputs: int, bias: bool = False) -> None:
+        super().__init__()
+        self.down = nn.Linear(n_inputs, rank, bias=False)
+        self.up = nn.Linear(rank, n_outputs, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., n_inputs] -> [..., n_outputs]``."""
+        return self.up(self.down(x))  # type: ignore[no-any-return]
 
 
 def unit(x: Tensor) -> Tensor:
