@@ -1,4 +1,4 @@
-"""Memory and time that a run would take: ``memspan train --dry-run``, and refusal of too large runs."""
+"""Memory and time of a run before it begins: ``memspan train --dry-run``, and runs that do not fit."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _tensors(values: Any) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Plan:
-    """A run before it begins, and the device that it is for."""
+    """A run that has not begun, and its device."""
 
     config: Run
     vocab_size: int
@@ -100,7 +100,7 @@ class Plan:
         return int(memory_of(self.device) / here)
 
     def needs(self, trial: Trial | None = None) -> dict[str, int]:
-        """Bytes that each process takes, by what takes them (no ``trial``: a lower bound)."""
+        """Bytes that each process needs, by use (no ``trial``: a lower bound)."""
         options = self.config.train
         with torch.device("meta"), refuse_impossible("the model"):
             model = LanguageModel(self.vocab_size, self.config.model, self.config.embedding)
@@ -110,19 +110,25 @@ class Plan:
         if trial is None:
             inputs_of_layers = self.config.model.n_layers * self.config.model.d_model
             trial = Trial(1, 0, BYTES * options.segment_length * inputs_of_layers, 0.0)
-        return {
+        moments = trial.moments // share
+        needs = {
             "weights": weights // share,
             # DDP collects them in buckets.
             "gradients": weights // share * (2 if self.n_processes > share else 1),
-            "moments": trial.moments // share,
+            "moments": moments,
             "activations": trial.activations * self.rows // trial.rows,
             # Before and after an update.
             "memory": 2 * memory,
-            "process": PROCESS if self.device.type == "cpu" else 0,
         }
+        if self.device.type == "cpu":
+            # safetensors holds a file's content twice while it is made, one file after the other. The
+            # activations are freed by then, but the C library keeps their pages.
+            needs["saving"] = 2 * max(weights // share, moments + memory)
+            needs["process"] = PROCESS
+        return needs
 
     def refuse(self, needs: dict[str, int]) -> None:
-        """Raise :class:`MemspanError` if processes that need so much do not fit the device."""
+        """Raise :class:`MemspanError` if processes with these needs do not fit the device."""
         if sum(needs.values()) > self.available:
             raise MemspanError(
                 f"training would take {_in_words(needs)} in each process, and this device has "
@@ -163,7 +169,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Trial:
-    """Memory and time that updates of a few rows have taken."""
+    """Memory and time of updates of a few rows."""
 
     rows: int
     moments: int
@@ -184,7 +190,7 @@ def refuse_oversized_training(plan: Plan) -> None:
     least = plan.needs()
     plan.refuse(least)
     # Far below what there is, the lower bound leaves no doubt.
-    if sum(least.values()) - least["process"] > 0.01 * plan.available:
+    if sum(least.values()) - least.get("process", 0) > 0.01 * plan.available:
         plan.refuse(plan.needs(plan.trial()))
 
 
@@ -195,7 +201,7 @@ class Estimate:
     plan: Plan
     parameters: int
     needs: dict[str, int]
-    """Bytes of each process at its peak, by what takes them."""
+    """Bytes of each process at its peak, by use."""
     tokens_per_second: float
     """Speed of all processes together."""
     probe: str
@@ -229,9 +235,10 @@ def _in_words(needs: dict[str, int]) -> str:
 def estimate(
     config: Run, *, n_processes: int = 1, optimiser: MakeOptimiser | None = None
 ) -> Estimate:
-    """Estimate what training would take, by a few updates of few rows; nothing is written.
+    """Estimate the memory, time and disk space of training from a few updates of few rows.
 
-    Printing it shows all in a few lines; ``docs/scaling.md`` says how it is found, and how good it is.
+    Nothing is written. ``str()`` of the result describes it in a few lines; ``docs/scaling.md`` says
+    how it is found, and how accurate it is.
 
     Args:
         config: all options of the run.
@@ -240,8 +247,8 @@ def estimate(
         optimiser: as for :func:`memspan.train`.
 
     Raises:
-        MemspanError: an option that cannot be used, a vocabulary or an epoch that is not known without
-            a download, a model that does not fit this device even with a few rows.
+        MemspanError: an option that cannot be used; a vocabulary or an epoch that is not known without
+            a download; a model that does not fit this device even with a few rows.
     """
     config = with_optimiser(config, optimiser)
     refuse_sharing(config, Processes(0, n_processes), begins=True)
@@ -271,7 +278,7 @@ def estimate(
 
 
 def _vocabulary_and_steps(config: Run) -> tuple[int, int]:
-    """Size of the vocabulary, as large as it may be, and updates of the run, without a download."""
+    """Size of the vocabulary, at most, and number of updates, without a download."""
     data = config.data
     options = config.train
     vocab_size = 256 if data.tokenizer == "bytes" else data.vocab_size
