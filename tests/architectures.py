@@ -25,6 +25,7 @@ from memspan.models.kda.config import KDAConfig
 from memspan.models.lstm.config import LSTMConfig
 from memspan.models.options import EmbeddingConfig
 from memspan.models.registry import MODELS
+from memspan.models.rmt.config import RMTConfig
 from memspan.models.transformer.config import TransformerConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig
 
@@ -158,6 +159,7 @@ fast_weights = functools.partial(whole, FastWeightsConfig, chunk_size=4)
 gated_delta_net = functools.partial(whole, GatedDeltaNetConfig, chunk_size=4)
 infini = functools.partial(whole, InfiniConfig, block_length=4)
 kda = functools.partial(whole, KDAConfig, chunk_size=4)
+rmt = functools.partial(whole, RMTConfig, block_length=4, memory_tokens=2, d_memory=3)
 feedback = functools.partial(whole, FeedbackConfig, memory_length=5)
 
 ADAPTIVE = EmbeddingConfig(cutoffs=(3, 6), div_val=2, d_embed=6)
@@ -244,6 +246,12 @@ CASES: dict[str, Case] = {
     "infini": infini(),
     "infini-delta": infini(UNTIED, update="delta", block_length=3, activation="gelu"),
     "infini-one": infini(ADAPTIVE, block_length=1, d_head=6, n_layers=1),
+    "rmt": rmt(),
+    "rmt-associative": rmt(
+        associative=True, block_length=5, memory_tokens=5, d_memory=2, activation="gelu"
+    ),
+    "rmt-lstm": rmt(UNTIED, backbone="lstm"),
+    "rmt-one": rmt(ADAPTIVE, backbone="transformer-xl", block_length=1, memory_tokens=1),
     "lstm": Case(LSTMConfig(n_layers=2, d_model=8), cut_invariant=True),
     "transformer": Case(
         TransformerConfig(**SMALL),

@@ -56,8 +56,8 @@ def test_only_models_name_architectures() -> None:
     ``transformer`` is a word, too."""
     package = Path(memspan.__file__).parent
     names = "|".join(name.replace("-", "[-_ ]?") for name in MODELS if name != "transformer")
-    # Infinity is none.
-    named = rf"\b(?!infinit)({names})|models\.transformer\b|TransformerConfig"
+    # Infinity and rmtree are none.
+    named = rf"\b(?!infinit|rmtree)({names})|models\.transformer\b|TransformerConfig"
     naming = re.compile(named, re.IGNORECASE)
     example = re.compile(r"Example::\n.*?\"\"\"", re.DOTALL)
     places = {file.relative_to(package).as_posix(): file for file in package.rglob("*.py")}

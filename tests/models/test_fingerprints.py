@@ -30,6 +30,7 @@ VALUES: dict[Any, Sequence[object]] = {
     int | None: (2, 4, 5, 8),
     float: (0.5,),
     float | None: (0.5,),
+    str: ("lstm",),
     tuple[int, ...]: ((3, 6),),
 }
 """Values to set options of these types to; integers also to one more than they are."""

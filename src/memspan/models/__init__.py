@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from memspan.models.readers import BackboneReader as BackboneReader
     from memspan.models.registry import MODELS as MODELS
     from memspan.models.registry import register as register
+    from memspan.models.rmt.config import RMTConfig as RMTConfig
+    from memspan.models.rmt.model import RMT as RMT
+    from memspan.models.rmt.model import RMTMemory as RMTMemory
     from memspan.models.segments import read_in_pieces as read_in_pieces
     from memspan.models.transformer.config import TransformerConfig as TransformerConfig
     from memspan.models.transformer.model import Transformer as Transformer
@@ -69,6 +72,8 @@ __all__, __getattr__, __dir__ = lazily(
         "memspan.models.protocol": ("Backbone",),
         "memspan.models.readers": ("BackboneReader",),
         "memspan.models.registry": ("MODELS", "register"),
+        "memspan.models.rmt.config": ("RMTConfig",),
+        "memspan.models.rmt.model": ("RMT", "RMTMemory"),
         "memspan.models.segments": ("read_in_pieces",),
         "memspan.models.transformer.config": ("TransformerConfig",),
         "memspan.models.transformer.model": ("Transformer",),

@@ -11,6 +11,7 @@ from memspan.models.infini.config import InfiniConfig
 from memspan.models.kda.config import KDAConfig
 from memspan.models.lstm.config import LSTMConfig
 from memspan.models.options import BackboneConfig
+from memspan.models.rmt.config import RMTConfig
 from memspan.models.transformer.config import TransformerConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig
 
@@ -22,6 +23,7 @@ MODELS: dict[str, type[BackboneConfig]] = {
     "gated-delta-net": GatedDeltaNetConfig,
     "infini": InfiniConfig,
     "kda": KDAConfig,
+    "rmt": RMTConfig,
     "lstm": LSTMConfig,
     "transformer": TransformerConfig,
 }

@@ -22,7 +22,8 @@ class InfiniConfig(HeadsConfig):
     all blocks before from a matrix per head. Blocks are counted from a text's first token, however it
     is cut."""
     update: Literal["linear", "delta"] = "linear"
-    """What a block writes. linear: its values. delta: its values less what their keys read before."""
+    """Rule by which a block is written. linear: its values. delta: its values less those that its keys
+    read before."""
     initialisation: Literal["scaled", "papers"] = "scaled"
     """Initial weights. scaled: each matrix by its width and its role. papers: N(0, 0.02^2) for all."""
     dropout: float = 0.0

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from memspan.models.infini.config import InfiniConfig
 
 IMPLEMENTATIONS = ("reference", "sdpa")
-"""Of attention within a block."""
+"""Implementations of attention within a block."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -48,9 +48,9 @@ class InfiniLayerMemory(LayerMemory):
     key_sum: Tensor
     """``z [B, H, K]``."""
     keys: Tensor
-    """Of the block so far, newest right-most, without positions: ``[B, H, S - 1, K]``."""
+    """Keys of the block so far, newest right-most, without positions: ``[B, H, S - 1, K]``."""
     values: Tensor
-    """``[B, H, S - 1, K]``."""
+    """Values of the block so far, ``[B, H, S - 1, K]``."""
     length: Tensor
     """Tokens of the block so far, int64 ``[B]``."""
 
