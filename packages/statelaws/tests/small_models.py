@@ -109,6 +109,21 @@ class Gated(Twin):
     def step(self, x: Tensor, h: Tensor, t: int) -> Tensor:
         return self.module["cell"](x, h)
 
+    def read_varlen(self, inputs: Tensor, state: State, cu_seqlens: Tensor) -> Read:
+        """Row by row."""
+        edges = cu_seqlens.tolist()
+        outputs = []
+        after = []
+        for row in range(len(edges) - 1):
+            part = inputs[:, edges[row] : edges[row + 1]]
+            y, own = self.read(part, self.select(state, torch.tensor([row])))
+            outputs.append(y)
+            after.append(own["h"])
+        return torch.cat(outputs, 1), {"h": torch.cat(after)}
+
+    def replay(self, inputs: Tensor, state: State, starts: Tensor) -> Tensor:
+        return self.read_packed(inputs, state, starts)[0]
+
 
 class Convolved(Twin):
     """A causal convolution, then a linear recurrence."""
@@ -553,3 +568,75 @@ class LockedDropoutLeaks(Gated, breaks="order-of-calls"):
         if self.module.training:
             masks[len(x)] = (torch.rand(len(x), 1, WIDTH) > 0.2).to(y)
         return y * masks.get(len(x), 1.0), after
+
+
+# ----- Policies and their windows, rows laid end to end, long texts
+
+
+class WindowsReplayedFromAnEmptyState(Gated, breaks="replay"):
+    def replay(self, inputs: Tensor, state: State, starts: Tensor) -> Tensor:
+        return super().replay(inputs, self.start(len(inputs)), starts)
+
+
+class EpisodesGoOnInReplay(Gated, breaks="replay"):
+    """The first step after an episode's end still sees its state, as its end is seen a step late."""
+
+    def replay(self, inputs: Tensor, state: State, starts: Tensor) -> Tensor:
+        late = torch.cat([torch.zeros_like(starts[:, :1]), starts[:, :-1]], 1)
+        return super().replay(inputs, state, late)
+
+
+class StoredStatesReshaped(Twin, breaks="replay"):
+    """Two layers: their states are stored rows first, and reshaped where axes have to be swapped."""
+
+    def layers(self) -> dict[str, nn.Module]:
+        return {"cells": nn.GRU(WIDTH, WIDTH, num_layers=2, batch_first=True)}
+
+    def start(self, batch_size: int) -> State:
+        return {"h": torch.zeros(batch_size, 2, WIDTH)}
+
+    def mix(self, x: Tensor, state: State) -> Read:
+        y, h = self.module["cells"](x, state["h"].transpose(0, 1).contiguous())
+        return y, {"h": h.transpose(0, 1)}
+
+    def replay(self, inputs: Tensor, state: State, starts: Tensor) -> Tensor:
+        h = state["h"].reshape(2, -1, WIDTH).transpose(0, 1)
+        return self.read_packed(inputs, {"h": h}, starts)[0]
+
+
+class RowsLaidEndToEndReadOn(Gated, breaks="fresh-start"):
+    """Every row goes on from the one before it."""
+
+    def read_varlen(self, inputs: Tensor, state: State, cu_seqlens: Tensor) -> Read:
+        _, after = super().read_varlen(inputs, state, cu_seqlens)
+        return self.read(inputs, self.select(state, torch.tensor([0])))[0], after
+
+
+class Counting(Twin):
+    """It counts its tokens."""
+
+    dtype_of_count = torch.int64
+
+    def layers(self) -> dict[str, nn.Module]:
+        return {"cells": nn.GRU(WIDTH, WIDTH, batch_first=True)}
+
+    def start(self, batch_size: int) -> State:
+        count = torch.zeros(batch_size, dtype=self.dtype_of_count)
+        return {"h": torch.zeros(batch_size, WIDTH), "count": count}
+
+    def mix(self, x: Tensor, state: State) -> Read:
+        y, h = self.module["cells"](x, state["h"][None])
+        count = (state["count"] + x.shape[1]).to(self.dtype_of_count)
+        return self.counted(y, x.shape[1], count), {"h": h[0], "count": count}
+
+    def counted(self, y: Tensor, n: int, count: Tensor) -> Tensor:
+        return y
+
+
+class SingleStepsAreOthersFrom600On(Counting, breaks="long-run"):
+    def counted(self, y: Tensor, n: int, count: Tensor) -> Tensor:
+        return y * 0.9 if n == 1 and int(count[0]) > 600 else y
+
+
+class CountsInSixteenBits(Counting, breaks="long-run"):
+    dtype_of_count = torch.int16

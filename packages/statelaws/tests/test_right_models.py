@@ -15,7 +15,7 @@ SAMPLE = (
     *("a state with slots", "cuts at multiples of a chunk", "logits times 1e-8", "spikes"),
 )
 UNDECIDED = {
-    "a table of 48 positions": {"bounded"},
+    "a table of 48 positions": {"bounded", "long-run"},
     "spikes": {"gradients"},
 }
 """Laws that cannot be decided: a thousand segments do not fit; a step has no slope."""

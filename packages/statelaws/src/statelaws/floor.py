@@ -83,10 +83,14 @@ def reference(
     pure = difference(outputs, _again(compute, seed)) <= FACTOR * rounding(outputs)
     change = _change(compute, outputs, module, seed, bits) if pure else 0.0
     floor = max(change, rounding(outputs, bits)) / least.deviation
-    coarse = torch.float32 in bits or any(
+    return Reference(least.deviation, floor, is_coarse(module, bits))
+
+
+def is_coarse(module: nn.Module, bits: IdleBits) -> bool:
+    """True if weights, or products as under autocast, have two bytes."""
+    return torch.float32 in bits or any(
         p.is_floating_point() and p.element_size() <= 2 for p in module.parameters()
     )
-    return Reference(least.deviation, floor, coarse)
 
 
 def exact(outputs: Tensor) -> Reference:

@@ -68,6 +68,15 @@ class Inputs:
         steps = drawn.unflatten(2, (self.per_output, -1)).flatten(1, 2)
         return self._divided(steps)
 
+    def code(self, rows: int, length: int, generator: str = "generator") -> str:
+        """Python that draws the same from a generator of that name."""
+        if not self.plain:
+            return f"model.inputs.draw({rows}, {length}, {generator})"
+        if self.vocab_size is not None:
+            return f"torch.randint({self.vocab_size}, ({rows}, {length}), generator={generator})"
+        text = f"torch.randn({rows}, {length}, {self.width}, generator={generator})"
+        return text if self.dtype == torch.float32 else f"{text}.to({self.dtype})"
+
     def _drawn(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
         if self.parts:
             n = length * self.per_output

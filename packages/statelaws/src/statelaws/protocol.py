@@ -137,5 +137,24 @@ class ReadsPacked(Protocol[State]):
         true, and sees nothing of what was before it."""
 
 
+@runtime_checkable
+class ReadsVarlen(Protocol[State]):
+    """A model that reads rows of several lengths laid end to end, as kernels with ``cu_seqlens`` do."""
+
+    def read_varlen(self, inputs: Any, state: State, cu_seqlens: Tensor) -> tuple[Tensor, State]:
+        """Read inputs ``[1, N, ...]``, of which ``cu_seqlens[i]`` to ``cu_seqlens[i + 1]`` (int64
+        ``[B + 1]``) are read on from row ``i`` of ``state``: outputs ``[1, N, ...]``, and the state of
+        the ``B`` rows after them."""
+
+
+@runtime_checkable
+class Replays(Protocol):
+    """A model that is trained on windows of what was read step by step, as a policy is."""
+
+    def replay(self, inputs: Any, state: Any, starts: Tensor) -> Tensor:
+        """Outputs ``[B, T, ...]`` of a window as training computes them, from the state that was stored
+        before its first step. A row begins anew where ``starts``, bool ``[B, T]``, is true."""
+
+
 MADE = "module = ...  # in evaluation mode"
 """In scripts, a module of unknown origin."""

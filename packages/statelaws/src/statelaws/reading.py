@@ -18,6 +18,8 @@ FEW = 8
 LACKS = {
     "reset": "its rows cannot be reset",
     "read_packed": "it does not read packed inputs",
+    "read_varlen": "it does not read rows laid end to end",
+    "replay": "it has no replay of its own for training",
     "read_padded": "it does not read padded inputs",
     "truncate": "it cannot be rolled back",
     "save": "its states cannot be saved",
@@ -59,12 +61,8 @@ class Reading:
             value = among(inputs.draw(*shape, generator))
         if tokens:
             text = written(value)
-        elif not inputs.plain:
-            text = f"model.inputs.draw({rows}, {shape[1]}, torch.Generator().manual_seed({seed}))"
         else:
-            text = f"torch.randn({rows}, {shape[1]}, {value.shape[2]}, "
-            text += f"generator=torch.Generator().manual_seed({seed}), device='cpu')"
-            text += f".to({value.dtype})" if value.dtype != torch.float32 else ""
+            text = inputs.code(*shape, f"torch.Generator().manual_seed({seed})")
         device = device_of(self.model)
         text += f".to({str(device)!r})" if device.type != "cpu" else ""
         self.lines.append(f"{name} = {text}")
@@ -114,6 +112,19 @@ class Reading:
         n = self._count
         self.lines.append(f"y{n}, s{n} = {text}")
         return Named(result[0], f"y{n}"), Named(result[1], f"s{n}")
+
+    def replayed(self, inputs: Named, state: Named, starts: Tensor) -> Named:
+        """The outputs of a window, as training computes them."""
+        inputs = self._as_given(inputs)
+        outputs = self.given(*self._call("replay", inputs, state, starts), name="y")
+        if not isinstance(outputs.value, Tensor):
+            raise RefusedError("replay does not return outputs alone")
+        return outputs
+
+    def _as_given(self, inputs: Named) -> Named:
+        if self.model.inputs.plain:
+            return inputs
+        return Named(self.model.inputs.given(inputs.value), given_text(self.model, inputs.text))
 
     def state(self, name: str, *arguments: Any) -> Named:
         """Call a function that returns a state."""

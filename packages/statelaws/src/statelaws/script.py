@@ -18,8 +18,8 @@ Functions = Mapping[str, FunctionType]
 GIVEN = ("module", "torch")
 """Names that every script has."""
 FUNCTIONS = (
-    "module", "start", "read", "read_padded", "read_packed", "select", "copy", "reset", "truncate",
-    "save", "load",
+    "module", "start", "read", "read_padded", "read_packed", "read_varlen", "replay",
+    "select", "copy", "reset", "truncate", "save", "load",
 )  # fmt: skip
 """Attributes of a model that a script may use."""
 

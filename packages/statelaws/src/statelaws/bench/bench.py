@@ -20,6 +20,7 @@ from statelaws.laws import COMPARING
 from statelaws.laws.bounded import BOUNDED, EARLY, KEEPS, growth, sizes_text
 from statelaws.laws.gradients import gradients
 from statelaws.laws.law import ROWS, Law, length_of
+from statelaws.laws.long_run import LONG_RUN, long_run
 from statelaws.laws.order_of_calls import order_of_calls
 from statelaws.laws.repeatable import repeatable
 from statelaws.protocol import Claims, Stateful
@@ -30,6 +31,7 @@ from statelaws.script import script
 class Bench:
     def __init__(self, model: Stateful[Any], seed: int, budget: float, folder: Path) -> None:
         self.model = model
+        self.budget = budget
         self.deadline = time.process_time() + budget
         self.extra_until = time.process_time() + budget / 3
         """When no more cases are begun that are extra."""
@@ -67,6 +69,8 @@ class Bench:
             found[last] = self._history.finding() or found[last]
         if BOUNDED in names:
             found[BOUNDED] = self._bounded()
+        if LONG_RUN in names:
+            found[LONG_RUN] = self._long_run()
         return tuple(found[name] for name in names)
 
     def _fit(self) -> str | None:
@@ -202,3 +206,14 @@ class Bench:
             lines = [*reading.lines, *sizes_text(self.model).splitlines()]
             text = script(self.model, lines, "sizes[9::99]", "bytes, which should not grow")
         return Finding(BOUNDED, outcome, detail, script=text)
+
+    def _long_run(self) -> Finding:
+        if not self.repeatable:
+            return Finding(LONG_RUN, "inconclusive", "the same call twice gives other outputs")
+        judge = self._judge
+        try:
+            return long_run(self.model, judge.seed, judge.idle_bits, self.deadline, self.budget)
+        except NotOfferedError as error:
+            return Finding(LONG_RUN, "not-offered", said(error))
+        except Exception as error:
+            return Finding(LONG_RUN, "refused", said(error))

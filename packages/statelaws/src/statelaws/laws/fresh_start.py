@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 
-from statelaws.case import Case
+from statelaws.case import Case, join
 from statelaws.laws.law import (
     Compared,
     Law,
@@ -25,12 +25,13 @@ _RESET: dict[str, Callable[[int], list[bool]]] = {
     "reset all rows": lambda rows: [True] * rows,
 }
 _PACKED = "documents in one call"
+_LAID = "documents laid end to end"
 
 
 def _fresh_cases(claims: Claims, seed: int) -> Iterator[Case]:
     yield from cases_of(plain_pieces, _RESET)(claims, seed)
     packed = cases_of(
-        lambda half, rest: [(0, half, rest), (half, rest - 1, 1), (1, 3, 2)], [_PACKED]
+        lambda half, rest: [(0, half, rest), (half, rest - 1, 1), (1, 3, 2)], [_PACKED, _LAID]
     )
     yield from packed(claims, seed)
 
@@ -39,11 +40,13 @@ def _fresh_cases(claims: Claims, seed: int) -> Iterator[Case]:
     "fresh-start",
     "a reset row and a packed document begin as from an empty state",
     _fresh_cases,
-    ("reset", "read_packed"),
+    ("reset", "read_packed", "read_varlen"),
 )
 def fresh_start(reading: Reading, case: Case) -> Compared:
     if case.variant == _PACKED:
         return _packed(reading, case)
+    if case.variant == _LAID:
+        return _laid(reading, case)
     *before, _ = case.pieces
     tail = reading.x[:, sum(before) :]
     rows = _RESET[case.variant](case.rows)
@@ -88,4 +91,27 @@ def _packed(reading: Reading, case: Case) -> Compared:
             pairs.append((outputs[0][row], output[row, first:stop]))
             if stop == packed and after:
                 pairs.append((outputs[1][row], last[row]))
+    return Compared(pairs)
+
+
+def _laid(reading: Reading, case: Case) -> Compared:
+    before, most, after = case.pieces
+    # Few models do; the law is about resets and packed documents as well.
+    if not most or getattr(reading.model, "read_varlen", None) is None:
+        return Compared([])
+    x = reading.x
+    end = before + most
+    lengths = [(most, 1, (most + 1) // 2)[row % 3] for row in range(case.rows)]
+    edges = [0, *accumulate(lengths)]
+    flat = join([x[i : i + 1, before : before + n] for i, n in enumerate(lengths)])
+    state = state_after(reading, [before])
+    output, state = reading.outputs("read_varlen", flat, state, torch.tensor(edges))
+    last = reading.read(x[:, end:], state)[0] if after else None
+    pairs = []
+    for row, length in enumerate(lengths):
+        part = x[:, before : before + length]
+        alone, own = reading.read(part, state_after(reading, [before]))
+        pairs.append((alone[row], output[0, edges[row] : edges[row + 1]]))
+        if last is not None:
+            pairs.append((reading.read(x[:, end:], own)[0][row], last[row]))
     return Compared(pairs)
