@@ -284,8 +284,8 @@ class _FusedRelativeAttention(torch.autograd.Function):
         scale = width**-0.5
         length, value_width = v.shape[2:]
         q, k, v = (t.contiguous() for t in (q, k, v))
-        # By head, then by head and row: of one another they would be views that exports with a free
-        # number of rows refuse.
+        # Flattened twice from the same tensor: exports with a free number of rows refuse a view of
+        # a view here.
         x = _position_term(q.flatten(1, 2), keys, scores)
         q, k, v = (t.flatten(0, 1) for t in (q, k, v))
         shifted = _shift(x.view(n_heads * batch, -1), n_queries, length)
