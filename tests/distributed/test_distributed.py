@@ -66,11 +66,9 @@ CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "odd": (FAST, {}, {"optimiser": "odd"}),
     # Each process draws numbers of its own.
     "dropout": (dataclasses.replace(XL, dropout=0.2), {}, {}),
+    "muon": (FAST, {}, {"optimiser": "muon"}),
 }
 """Models, options of the loop and of jobs as :func:`several_processes.run` takes them."""
-# PyTorch has it from 2.9 on.
-if hasattr(torch.optim, "Muon"):
-    CASES["muon"] = FAST, {}, {"optimiser": "muon"}
 KINDS = {"spoilt-fast-weights": ["ddp"], "spoilt-compressive": ["fsdp"], "sgd": ["fsdp"]}
 KINDS["dropout"] = []
 AS_ONE = [(case, kind) for case in CASES for kind in KINDS.get(case, ["ddp", "fsdp"])]

@@ -31,10 +31,7 @@ OWN: dict[str, MakeOptimiser] = {
     "heads": lambda groups: torch.optim.SGD(chosen(groups, "head")),
 }
 RATES = {"adamw": 1e-2, "muon": 1e-2, "sgd": 0.3, "rmsprop": 3e-3, "adafactor": 0.1, "odd": 0.5}
-needs_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="PyTorch before 2.9")
-EVERY = [
-    pytest.param(name, marks=needs_muon) if name == "muon" else name for name in (*OPTIMISERS, *OWN)
-]
+EVERY = (*OPTIMISERS, *OWN)
 
 
 def chosen(groups: Groups, part: str) -> list[torch.Tensor]:
@@ -107,7 +104,6 @@ def test_weight_decay_is_for_matrices_and_tables() -> None:
         torch.testing.assert_close(p.detach(), before[name] * (0.97 if decays else 1.0), msg=name)
 
 
-@needs_muon
 def test_muon_is_for_matrices_of_layers_and_adamw_for_the_rest() -> None:
     """Both with the learning rate, decay and factors of all groups."""
     config = options("muon", beta1=0.8, weight_decay=0.3)
@@ -133,13 +129,6 @@ def test_muon_is_for_matrices_of_layers_and_adamw_for_the_rest() -> None:
             optimizer.step()
     for (name, mine), other in zip(model.named_parameters(), twin.parameters(), strict=True):
         assert torch.equal(mine, other), name
-
-
-def test_muon_is_not_in_older_releases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(torch.optim, "Muon", raising=False)
-    with pytest.raises(MemspanError, match=r"muon needs PyTorch 2\.9 or later"):
-        memspan.train(options("muon"), "run")
-    assert not Path("run").exists()
 
 
 def test_schedule_applies_to_custom_optimiser() -> None:

@@ -42,11 +42,6 @@ def _muon(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
 
     Steps are as long as AdamW's (Liu et al., 2025, section 2.2), so that both have one learning rate.
     """
-    if not hasattr(torch.optim, "Muon"):
-        raise MemspanError(
-            f"optim.optimiser muon needs PyTorch 2.9 or later, and this is {torch.__version__}: "
-            "install it, or choose adamw or sgd"
-        )
     matrices, others = ([_part(group, wanted) for group in groups] for wanted in (True, False))
     rate = config.learning_rate
     momentum = config.beta1
