@@ -20,9 +20,11 @@ from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.gated_delta_net.config import GatedDeltaNetConfig
+from memspan.models.gla.config import GLAConfig
 from memspan.models.infini.config import InfiniConfig
 from memspan.models.kda.config import KDAConfig
 from memspan.models.lstm.config import LSTMConfig
+from memspan.models.mamba_2.config import Mamba2Config
 from memspan.models.options import EmbeddingConfig
 from memspan.models.registry import MODELS
 from memspan.models.rmt.config import RMTConfig
@@ -160,6 +162,8 @@ gated_delta_net = functools.partial(whole, GatedDeltaNetConfig, chunk_size=4)
 infini = functools.partial(whole, InfiniConfig, block_length=4)
 kda = functools.partial(whole, KDAConfig, chunk_size=4)
 rmt = functools.partial(whole, RMTConfig, block_length=4, memory_tokens=2, d_memory=3)
+mamba_2 = functools.partial(whole, Mamba2Config, chunk_size=4, d_state=6)
+gla = functools.partial(whole, GLAConfig, chunk_size=4)
 feedback = functools.partial(whole, FeedbackConfig, memory_length=5)
 
 ADAPTIVE = EmbeddingConfig(cutoffs=(3, 6), div_val=2, d_embed=6)
@@ -227,6 +231,12 @@ CASES: dict[str, Case] = {
     "gated-one-tap": gated_delta_net(ADAPTIVE, convolution=1, activation="gelu", n_layers=1),
     "kda": kda(),
     "kda-wide-values": kda(UNTIED, d_value=5, negative_eigenvalues=True, recompute=True),
+    "mamba": mamba_2(),
+    "mamba-alone": mamba_2(
+        ADAPTIVE, n_heads=4, n_groups=2, d_head=3, d_ff=0, convolution=2, recompute=True
+    ),
+    "gla": gla(),
+    "gla-retention": gla(UNTIED, decay="retention", d_head=3, d_value=5, recompute=True),
     "feedback": feedback(),
     "feedback-per-layer": feedback(ADAPTIVE, projections="per-layer", attention_bias=True),
     "feedback-no-memory-norm": feedback(

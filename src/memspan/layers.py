@@ -21,11 +21,15 @@ if TYPE_CHECKING:
     from memspan.models.fast_weights.layer import FastWeightsLayerMemory as FastWeightsLayerMemory
     from memspan.models.gated_delta_net.layer import GatedDeltaNetLayer as GatedDeltaNetLayer
     from memspan.models.gated_delta_net.layer import GatedDeltaRule as GatedDeltaRule
+    from memspan.models.gla.layer import GatedLinearAttention as GatedLinearAttention
+    from memspan.models.gla.layer import GLALayer as GLALayer
     from memspan.models.infini.layer import InfiniAttention as InfiniAttention
     from memspan.models.infini.layer import InfiniLayer as InfiniLayer
     from memspan.models.infini.layer import InfiniLayerMemory as InfiniLayerMemory
     from memspan.models.kda.layer import KDALayer as KDALayer
     from memspan.models.kda.layer import KimiDeltaAttention as KimiDeltaAttention
+    from memspan.models.mamba_2.layer import Mamba2Layer as Mamba2Layer
+    from memspan.models.mamba_2.layer import Mamba2Mixer as Mamba2Mixer
     from memspan.models.matrix.mixer import MatrixLayerMemory as MatrixLayerMemory
     from memspan.models.transformer_xl.layer import TransformerXLAttention as TransformerXLAttention
     from memspan.models.transformer_xl.layer import TransformerXLLayer as TransformerXLLayer
@@ -58,6 +62,8 @@ __all__, __getattr__, __dir__ = lazily(
             "InfiniLayerMemory",
         ),
         "memspan.models.kda.layer": ("KDALayer", "KimiDeltaAttention"),
+        "memspan.models.mamba_2.layer": ("Mamba2Layer", "Mamba2Mixer"),
+        "memspan.models.gla.layer": ("GLALayer", "GatedLinearAttention"),
         "memspan.models.matrix.mixer": ("MatrixLayerMemory",),
         "memspan.models.transformer_xl.layer": (
             "TransformerXLAttention",

@@ -14,8 +14,10 @@ import fast_weights
 import feedback
 import feedback_backward
 import gated_delta_net
+import gla
 import kda
 import learn
+import mamba_2
 import pytest
 import relative_attention
 import torch
@@ -39,7 +41,8 @@ def test_sizes() -> None:
 
 
 @pytest.mark.parametrize(
-    "version", [transformer_xl, compressive, feedback, fast_weights, gated_delta_net, kda]
+    "version",
+    [transformer_xl, compressive, feedback, fast_weights, gated_delta_net, kda, mamba_2, gla],
 )
 def test_trains(
     version: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -181,6 +184,34 @@ def test_kda() -> None:
         close(own, _by_head(config, memory))
 
 
+def test_gla() -> None:
+    model = drawn(models.GLA(models.GLAConfig(**SIZES)))
+    layers = [_gla_layer(layer) for layer in model.stack()]
+
+    def by_head(memory: Any) -> list[Any]:
+        return [[[own] for own in matrices] for matrices in memory.weights[0]]
+
+    empty = by_head(model.initial_memory(1))
+    for memory, own, _ in carried(
+        model, lambda x, m: gated_delta_net.read(x, m, layers, gla.head), empty
+    ):
+        close(own, by_head(memory))
+
+
+def test_mamba_2() -> None:
+    config = models.Mamba2Config(**SIZES | {"d_ff": 0}, d_state=5)
+    model = drawn(models.Mamba2(config))
+    layers = [_mamba_2_layer(layer.mixer) for layer in model.stack()]
+
+    def by_layer(memory: Any) -> list[Any]:
+        states = memory.weights[0].unbind()
+        return [(list(own.unbind()), x) for own, x in zip(states, memory.inputs[0], strict=True)]
+
+    empty = by_layer(model.initial_memory(1))
+    for memory, own, _ in carried(model, lambda x, m: mamba_2.read(x, m, layers), empty):
+        close(own, by_layer(memory))
+
+
 def test_feedback() -> None:
     span = 5
     config = models.FeedbackConfig(**SIZES, memory_length=span, normalisation="post")
@@ -312,6 +343,31 @@ def _kda_layer(layer: Any) -> dict[str, Any]:
     }
     parts |= _low_rank(mixer.step, n, "step") | _low_rank(mixer.output_gate, n, "gate")
     return layer_of(parts, mixer.output, layer.feed_forward)
+
+
+def _gla_layer(layer: Any) -> dict[str, Any]:
+    mixer = layer.mixer
+    n = layer.mixer.config.n_heads
+    parts = columns(mixer, n, "query key value") | _low_rank(mixer.decay, n, "decay")
+    parts |= {"gate": mixer.output_gate.weight.T.chunk(n, 1)}
+    return layer_of(parts, mixer.output, layer.feed_forward)
+
+
+def _mamba_2_layer(mixer: Any) -> dict[str, Any]:
+    parts = {"step": mixer.step.weight, "dt_bias": mixer.dt_bias}
+    parts |= {"A_log": mixer.A_log, "D": mixer.D}
+    projections = (mixer.query, mixer.key, mixer.value)
+    return {
+        "heads": [
+            dict(zip(parts, head, strict=True)) for head in zip(*parts.values(), strict=True)
+        ],
+        "CBx": torch.cat([projection.weight for projection in projections]).T,
+        "taps": mixer.convolution,
+        "taps_bias": mixer.convolution_bias,
+        "gate": mixer.output_gate.weight.T,
+        "norm": mixer.norm_weight,
+        "output": mixer.output.weight.T,
+    }
 
 
 def _by_head(config: models.GatedDeltaNetConfig | models.KDAConfig, memory: Any) -> list[list[Any]]:

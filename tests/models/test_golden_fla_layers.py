@@ -44,6 +44,22 @@ def kda(config: dict[str, Any], p: Parameters) -> tuple[MatrixMixer, Parameters]
     return made, found | {"A_log": p["A_log"], "dt_bias": p["dt_bias"]}
 
 
+def gla(config: dict[str, Any], p: Parameters) -> tuple[MatrixMixer, Parameters]:
+    heads = config["num_heads"]
+    names = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output_gate": "g_proj"}
+    names |= {"output": "o_proj", "norm": "g_norm_swish_gate"}
+    found = {f"{ours}.weight": p[f"{theirs}.weight"] for ours, theirs in names.items()}
+    options: dict[str, Any] = {"d_model": config["hidden_size"], "n_heads": heads}
+    options |= {"d_head": len(found["key.weight"]) // heads}
+    options |= {"d_value": len(found["value.weight"]) // heads}
+    if config["cls"] == "MultiScaleRetention":
+        options |= {"decay": "retention"}
+    else:
+        options |= {"decay_rank": config["gate_low_rank_dim"]}
+        found |= low_rank(p, "decay", "gk_proj")
+    return layers.GatedLinearAttention(models.GLAConfig(**options)), found
+
+
 def sizes(config: dict[str, Any]) -> dict[str, Any]:
     """Options that layers with heads of a given width have."""
     width = config["head_dim"]
@@ -57,7 +73,9 @@ def sizes(config: dict[str, Any]) -> dict[str, Any]:
 
 
 OURS: dict[str, Callable[[dict[str, Any], Parameters], tuple[MatrixMixer, Parameters]]] = {
+    "GatedLinearAttention": gla,
     "KimiDeltaAttention": kda,
+    "MultiScaleRetention": gla,
 }
 
 

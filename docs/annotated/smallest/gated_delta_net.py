@@ -41,7 +41,7 @@ def layer(x, memory, w, head=head):
     """Heads and feed-forward, each after its norm and added to its input."""
     u = layer_norm(x, x.shape)
     done = [head(u, *own, each) for own, each in zip(memory, w["heads"], strict=True)]
-    x = x + torch.cat([y for y, _, _ in done]) @ w["output"]
+    x = x + torch.cat([y for y, *_ in done]) @ w["output"]
     inner = relu(layer_norm(x, x.shape) @ w["inner"] + w["inner_bias"])
     return x + inner @ w["outer"] + w["outer_bias"], [own for _, *own in done]
 

@@ -45,7 +45,7 @@ def segments(embedding, read, empty, length=8, carry=True):
 def learn(read, layers, empty, rounds=10, rate=0.01):
     """Train `layers` of `read`, which maps vectors [T, D] and a memory to the same and a loss: with its
     memory carried, and once more from the same start with memory emptied at every segment."""
-    embedding = matrix(len(LETTERS), layers[0]["outer"].shape[1])
+    embedding = matrix(len(LETTERS), layers[0]["output"].shape[1])
     weights = [embedding, *leaves(layers)]
     start = [w.detach().clone() for w in weights]
     for carry, how in [(True, "carried"), (False, "emptied at every segment")]:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from memspan.models.gated_delta_net.config import GatedDeltaNetConfig as GatedDeltaNetConfig
     from memspan.models.gated_delta_net.model import GatedDeltaNet as GatedDeltaNet
     from memspan.models.gated_delta_net.model import GatedDeltaNetMemory as GatedDeltaNetMemory
+    from memspan.models.gla.config import GLAConfig as GLAConfig
+    from memspan.models.gla.model import GLA as GLA
+    from memspan.models.gla.model import GLAMemory as GLAMemory
     from memspan.models.infini.config import InfiniConfig as InfiniConfig
     from memspan.models.infini.model import Infini as Infini
     from memspan.models.infini.model import InfiniMemory as InfiniMemory
@@ -30,6 +33,9 @@ if TYPE_CHECKING:
     from memspan.models.lstm.config import LSTMConfig as LSTMConfig
     from memspan.models.lstm.model import LSTM as LSTM
     from memspan.models.lstm.model import LSTMMemory as LSTMMemory
+    from memspan.models.mamba_2.config import Mamba2Config as Mamba2Config
+    from memspan.models.mamba_2.model import Mamba2 as Mamba2
+    from memspan.models.mamba_2.model import Mamba2Memory as Mamba2Memory
     from memspan.models.options import BackboneConfig as BackboneConfig
     from memspan.models.options import EmbeddingConfig as EmbeddingConfig
     from memspan.models.options import Plot as Plot
@@ -64,6 +70,10 @@ __all__, __getattr__, __dir__ = lazily(
         "memspan.models.infini.model": ("Infini", "InfiniMemory"),
         "memspan.models.kda.config": ("KDAConfig",),
         "memspan.models.kda.model": ("KDA", "KDAMemory"),
+        "memspan.models.mamba_2.config": ("Mamba2Config",),
+        "memspan.models.mamba_2.model": ("Mamba2", "Mamba2Memory"),
+        "memspan.models.gla.config": ("GLAConfig",),
+        "memspan.models.gla.model": ("GLA", "GLAMemory"),
         "memspan.models.language_model": ("LanguageModel", "Reader"),
         "memspan.models.lstm.config": ("LSTMConfig",),
         "memspan.models.lstm.model": ("LSTM", "LSTMMemory"),

@@ -144,10 +144,13 @@ class HeadsConfig(Options, BackboneConfig):
     """Non-linearity of the feed-forward sub-layer."""
 
     same_function: ClassVar[frozenset[str]] = BackboneConfig.same_function | {"d_head"}
+    least_d_ff: ClassVar[int] = 1
+    """0 where a layer may do without a feed-forward sub-layer."""
 
     def __post_init__(self) -> None:
         check_types(self)
-        at_least(1, self, "n_layers", "d_model", "n_heads", "d_head", "d_ff")
+        at_least(1, self, "n_layers", "d_model", "n_heads", "d_head")
+        at_least(self.least_d_ff, self, "d_ff")
         if self.d_head is None and self.d_model % self.n_heads:
             raise MemspanError(
                 f"d_model {self.d_model} is not divisible by n_heads {self.n_heads}: "

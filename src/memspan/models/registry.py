@@ -7,9 +7,11 @@ from memspan.models.compressive.config import CompressiveConfig
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.gated_delta_net.config import GatedDeltaNetConfig
+from memspan.models.gla.config import GLAConfig
 from memspan.models.infini.config import InfiniConfig
 from memspan.models.kda.config import KDAConfig
 from memspan.models.lstm.config import LSTMConfig
+from memspan.models.mamba_2.config import Mamba2Config
 from memspan.models.options import BackboneConfig
 from memspan.models.rmt.config import RMTConfig
 from memspan.models.transformer.config import TransformerConfig
@@ -24,6 +26,8 @@ MODELS: dict[str, type[BackboneConfig]] = {
     "infini": InfiniConfig,
     "kda": KDAConfig,
     "rmt": RMTConfig,
+    "mamba-2": Mamba2Config,
+    "gla": GLAConfig,
     "lstm": LSTMConfig,
     "transformer": TransformerConfig,
 }

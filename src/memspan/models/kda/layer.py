@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memspan.models.matrix.mixer import (
@@ -19,9 +18,8 @@ from memspan.models.matrix.mixer import (
     MatrixLayerMemory,
     Reading,
     decay_rates,
-    finite_exp,
+    softplus_decay,
     step_biases,
-    traced_contiguous,
 )
 from memspan.ops.fast_weights.rules import delta_rule
 
@@ -69,9 +67,8 @@ class KimiDeltaAttention(DeltaMixer):
         weights = memory.weights
         mixed, beta, step, gate = (t.to(weights.dtype) for t in projected)
         q, k, v, carried = self.heads(mixed, memory.inputs, reading)
-        beta, step = reading.written(self.strength(beta), F.softplus(step + self.dt_bias))
-        step = traced_contiguous(step).unflatten(-1, (self.config.n_heads, -1)).transpose(1, 2)
-        log_decay = -finite_exp(self.A_log, step.dtype)[:, None, None] * step
+        (beta,) = reading.written(self.strength(beta))
+        log_decay = softplus_decay(step, self.A_log, self.dt_bias, reading)
         y, weights = delta_rule(
             q, k, v, beta.transpose(1, 2), weights, log_decay=log_decay, **reading.rule()
         )

@@ -20,10 +20,7 @@ class KDAMemory(MatrixMemory):
 
 
 class KDA(MatrixBackbone[KDAMemory]):
-    """The stack over vectors: ``[B, T, D]`` and a memory in, ``[B, T, D]`` and a memory out.
-
-    Results do not depend on where a text is cut into segments.
-    """
+    """The stack over vectors: ``[B, T, D]`` and a memory in, ``[B, T, D]`` and a memory out."""
 
     memory_type = KDAMemory
     layer_type = KDALayer

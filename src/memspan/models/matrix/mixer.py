@@ -19,7 +19,7 @@ from memspan.ops.fast_weights.rules import Chunking
 from memspan.trees import LayerMemory, check_config, check_layer
 
 if TYPE_CHECKING:
-    from memspan.models.matrix.options import DeltaConfig, MatrixConfig
+    from memspan.models.matrix.options import ConvolvedConfig, MatrixConfig
     from memspan.models.segments import Documents
 
 EPSILON = 1e-6
@@ -136,11 +136,10 @@ class MatrixMixer(nn.Module):
         return self.output(y.flatten(2).to(x.dtype)), memory
 
 
-class DeltaMixer(MatrixMixer):
-    """Base class of mixers whose queries, keys and values pass a short convolution and SiLU, where
-    queries and keys then have length 1."""
+class ConvolvedMixer(MatrixMixer):
+    """Base class of mixers whose queries, keys and values pass a short convolution and SiLU."""
 
-    def __init__(self, config: DeltaConfig) -> None:
+    def __init__(self, config: ConvolvedConfig) -> None:
         super().__init__(config)
         queries, keys, values = config.widths
         self.query = nn.Linear(config.d_model, queries, bias=False)
@@ -151,6 +150,10 @@ class DeltaMixer(MatrixMixer):
     def mixed(self, x: Tensor) -> Tensor:
         """Queries, keys and values side by side, ``[B, T, C]``."""
         return torch.cat([self.query(x), self.key(x), self.value(x)], -1)
+
+
+class DeltaMixer(ConvolvedMixer):
+    """Base class of mixers with a delta rule, whose queries and keys have length 1."""
 
     def heads(
         self, mixed: Tensor, inputs: Tensor, reading: Reading
@@ -216,6 +219,15 @@ def finite_exp(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype).clamp(max=largest).exp()
 
 
+def softplus_decay(step: Tensor, A_log: Tensor, dt_bias: Tensor, reading: Reading) -> Tensor:
+    """Logarithms of decays, ``-exp(A_log) softplus(step + dt_bias)``, 0 in padding: of each head, ``[B,
+    T, H] -> [B, H, T]``, or of each of its channels, ``[B, T, H K] -> [B, H, T, K]``."""
+    (step,) = reading.written(F.softplus(step + dt_bias))
+    step = traced_contiguous(step).unflatten(-1, (len(A_log), -1)).transpose(1, 2)
+    log_decay = -finite_exp(A_log, step.dtype)[:, None, None] * step
+    return log_decay.squeeze(-1) if len(A_log) == len(dt_bias) else log_decay
+
+
 def traced_contiguous(x: Tensor) -> Tensor:
     """``x``, whose gradient comes back contiguous: traced, softplus's backward has the strides of its
     input (torch 2.13), and those of the gradient where it runs."""
@@ -235,11 +247,13 @@ class MatrixLayer(nn.Module):
         check_config(self, config, self.mixer_type.options)
         super().__init__()
         self.mixer = self.mixer_type(config)
-        self.feed_forward = FeedForward(
-            config.d_model, config.d_ff, config.activation, config.dropout
-        )
+        if config.d_ff:
+            self.feed_forward = FeedForward(
+                config.d_model, config.d_ff, config.activation, config.dropout
+            )
         self.mixer_norm = nn.LayerNorm(config.d_model)
-        self.feed_forward_norm = nn.LayerNorm(config.d_model)
+        if config.d_ff:
+            self.feed_forward_norm = nn.LayerNorm(config.d_model)
         self.dropout = dropout_layer(config.dropout)
 
     def initial_memory(self, batch_size: int) -> MatrixLayerMemory:
@@ -257,4 +271,6 @@ class MatrixLayer(nn.Module):
         memory = check_layer(self, x, self.mixer.config.d_model, memory)
         mixed, memory = self.mixer(self.mixer_norm(x), memory, implementation, documents)
         x = x + self.dropout(mixed)
+        if not self.mixer.config.d_ff:
+            return x, memory
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x))), memory

@@ -49,29 +49,50 @@ class MatrixConfig(HeadsConfig):
 
 
 @dataclass(frozen=True)
-class DeltaConfig(MatrixConfig):
-    """Options of a delta rule after a short convolution."""
+class ConvolvedConfig(MatrixConfig):
+    """Options of a rule after a short convolution."""
 
     n_heads: int = 4
     """Heads per layer; each has a matrix."""
+    convolution: int = 4
+    """Tokens that the convolutions of queries, keys and values reach over, their own included."""
+
+    same_function: ClassVar[frozenset[str]] = MatrixConfig.same_function | {"convolution"}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(1, self, "convolution")
+
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        """Widths of all queries, keys and values together."""
+        raise NotImplementedError
+
+    @property
+    def carried_inputs(self) -> tuple[int, int]:
+        return self.convolution - 1, sum(self.widths)
+
+    def least_parameters(self) -> int:
+        return self.n_layers * layer_parameters(self.d_model, sum(self.widths) // 2, self.d_ff)
+
+
+@dataclass(frozen=True)
+class DeltaConfig(ConvolvedConfig):
+    """Options of a delta rule after a short convolution."""
+
     d_head: int | None = None
     """Width of a query or key (None: d_model / n_heads)."""
     d_value: int | None = None
     """Width of a value (None: that of a key)."""
-    convolution: int = 4
-    """Tokens that the convolutions of queries, keys and values reach over, their own included."""
     negative_eigenvalues: bool = False
     """beta lies in (0, 2), not in (0, 1): a write may turn the sign of what its key held (Grazzi et al.
     2024, arXiv 2411.12537)."""
 
-    same_function: ClassVar[frozenset[str]] = MatrixConfig.same_function | {
-        "d_value",
-        "convolution",
-    }
+    same_function: ClassVar[frozenset[str]] = ConvolvedConfig.same_function | {"d_value"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(1, self, "d_value", "convolution")
+        at_least(1, self, "d_value")
 
     @property
     def value_heads(self) -> int:
@@ -92,10 +113,3 @@ class DeltaConfig(MatrixConfig):
     @property
     def matrices(self) -> tuple[int, int, int]:
         return self.value_heads, self.head_width, self.value_width
-
-    @property
-    def carried_inputs(self) -> tuple[int, int]:
-        return self.convolution - 1, sum(self.widths)
-
-    def least_parameters(self) -> int:
-        return self.n_layers * layer_parameters(self.d_model, sum(self.widths) // 2, self.d_ff)
