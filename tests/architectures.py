@@ -17,9 +17,11 @@ from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models import Backbone, LanguageModel
 from memspan.models.compressive.config import CompressiveConfig
+from memspan.models.delta_product.config import DeltaProductConfig
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.gated_delta_net.config import GatedDeltaNetConfig
+from memspan.models.gated_delta_net_2.config import GatedDeltaNet2Config
 from memspan.models.gla.config import GLAConfig
 from memspan.models.infini.config import InfiniConfig
 from memspan.models.kda.config import KDAConfig
@@ -164,6 +166,8 @@ kda = functools.partial(whole, KDAConfig, chunk_size=4)
 rmt = functools.partial(whole, RMTConfig, block_length=4, memory_tokens=2, d_memory=3)
 mamba_2 = functools.partial(whole, Mamba2Config, chunk_size=4, d_state=6)
 gla = functools.partial(whole, GLAConfig, chunk_size=4)
+delta_product = functools.partial(whole, DeltaProductConfig, chunk_size=4)
+gated_delta_net_2 = functools.partial(whole, GatedDeltaNet2Config, chunk_size=4)
 feedback = functools.partial(whole, FeedbackConfig, memory_length=5)
 
 ADAPTIVE = EmbeddingConfig(cutoffs=(3, 6), div_val=2, d_embed=6)
@@ -237,6 +241,11 @@ CASES: dict[str, Case] = {
     ),
     "gla": gla(),
     "gla-retention": gla(UNTIED, decay="retention", d_head=3, d_value=5, recompute=True),
+    "product": delta_product(),
+    "product-of-three": delta_product(
+        UNTIED, n_householder=3, decay=False, d_value=5, convolution=2, recompute=True
+    ),
+    "gated2": gated_delta_net_2(d_value=5),
     "feedback": feedback(),
     "feedback-per-layer": feedback(ADAPTIVE, projections="per-layer", attention_bias=True),
     "feedback-no-memory-norm": feedback(

@@ -16,11 +16,15 @@ if TYPE_CHECKING:
     from memspan.models.compressive.layer import CompressiveLayer as CompressiveLayer
     from memspan.models.compressive.layer import CompressiveLayerMemory as CompressiveLayerMemory
     from memspan.models.compressive.layer import CompressiveLayerOutput as CompressiveLayerOutput
+    from memspan.models.delta_product.layer import DeltaProductLayer as DeltaProductLayer
+    from memspan.models.delta_product.layer import DeltaProductRule as DeltaProductRule
     from memspan.models.fast_weights.layer import FastWeightsAttention as FastWeightsAttention
     from memspan.models.fast_weights.layer import FastWeightsLayer as FastWeightsLayer
     from memspan.models.fast_weights.layer import FastWeightsLayerMemory as FastWeightsLayerMemory
     from memspan.models.gated_delta_net.layer import GatedDeltaNetLayer as GatedDeltaNetLayer
     from memspan.models.gated_delta_net.layer import GatedDeltaRule as GatedDeltaRule
+    from memspan.models.gated_delta_net_2.layer import GatedDeltaNet2Layer as GatedDeltaNet2Layer
+    from memspan.models.gated_delta_net_2.layer import GatedDeltaRule2 as GatedDeltaRule2
     from memspan.models.gla.layer import GatedLinearAttention as GatedLinearAttention
     from memspan.models.gla.layer import GLALayer as GLALayer
     from memspan.models.infini.layer import InfiniAttention as InfiniAttention
@@ -64,6 +68,8 @@ __all__, __getattr__, __dir__ = lazily(
         "memspan.models.kda.layer": ("KDALayer", "KimiDeltaAttention"),
         "memspan.models.mamba_2.layer": ("Mamba2Layer", "Mamba2Mixer"),
         "memspan.models.gla.layer": ("GLALayer", "GatedLinearAttention"),
+        "memspan.models.delta_product.layer": ("DeltaProductLayer", "DeltaProductRule"),
+        "memspan.models.gated_delta_net_2.layer": ("GatedDeltaNet2Layer", "GatedDeltaRule2"),
         "memspan.models.matrix.mixer": ("MatrixLayerMemory",),
         "memspan.models.transformer_xl.layer": (
             "TransformerXLAttention",

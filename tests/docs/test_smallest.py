@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import compressive
+import delta_product
 import delta_rule
 import fast_weights
 import feedback
 import feedback_backward
 import gated_delta_net
+import gated_delta_net_2
 import gla
 import kda
 import learn
@@ -42,7 +44,18 @@ def test_sizes() -> None:
 
 @pytest.mark.parametrize(
     "version",
-    [transformer_xl, compressive, feedback, fast_weights, gated_delta_net, kda, mamba_2, gla],
+    [
+        transformer_xl,
+        compressive,
+        feedback,
+        fast_weights,
+        gated_delta_net,
+        kda,
+        mamba_2,
+        gla,
+        delta_product,
+        gated_delta_net_2,
+    ],
 )
 def test_trains(
     version: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -173,13 +186,22 @@ def test_gated_delta_net() -> None:
         close(own, _by_head(config, memory))
 
 
-def test_kda() -> None:
-    config = models.KDAConfig(**SIZES, d_value=6)
-    model = drawn(models.KDA(config))
-    layers = [_kda_layer(layer) for layer in model.stack()]
+@pytest.mark.parametrize(
+    ("config", "version"),
+    [
+        (models.KDAConfig(**SIZES, d_value=6), kda),
+        (models.GatedDeltaNet2Config(**SIZES, d_value=6), gated_delta_net_2),
+        (models.DeltaProductConfig(**SIZES, d_value=6, n_householder=3), delta_product),
+    ],
+    ids=lambda given: type(given).__name__,
+)
+def test_neighbours_of_gated_delta_net(config: Any, version: Any) -> None:
+    model = drawn(config.build())
+    make = _delta_product_layer if version is delta_product else _kda_layer
+    layers = [make(layer) for layer in model.stack()]
     empty = _by_head(config, model.initial_memory(1))
     for memory, own, _ in carried(
-        model, lambda x, m: gated_delta_net.read(x, m, layers, kda.head), empty
+        model, lambda x, m: gated_delta_net.read(x, m, layers, version.head), empty
     ):
         close(own, _by_head(config, memory))
 
@@ -337,11 +359,37 @@ def _kda_layer(layer: Any) -> dict[str, Any]:
     n = layer.mixer.config.n_heads
     parts = columns(mixer, n, "query key value") | {
         "taps": _channels(mixer.config, mixer.convolution),
-        "beta": mixer.beta.weight,
         "A_log": mixer.A_log,
         "dt_bias": mixer.dt_bias.chunk(n),
     }
+    if hasattr(mixer, "erase"):
+        parts |= columns(mixer, n, "erase write")
+    else:
+        parts |= {"beta": mixer.beta.weight}
     parts |= _low_rank(mixer.step, n, "step") | _low_rank(mixer.output_gate, n, "gate")
+    return layer_of(parts, mixer.output, layer.feed_forward)
+
+
+def _delta_product_layer(layer: Any) -> dict[str, Any]:
+    mixer = layer.mixer
+    config = layer.mixer.config
+    n = config.n_heads
+    names = ("query", "key", "value")
+    projections = torch.cat([getattr(mixer, name).weight for name in names])
+    by_head = [part.T for part in _channels(config, projections)]
+    steps = config.n_householder
+    sizes = [config.head_width, steps * config.head_width, steps * config.value_width]
+    parts = dict(
+        zip(names, zip(*(part.split(sizes, 1) for part in by_head), strict=True), strict=True)
+    )
+    parts |= {
+        "taps": _channels(config, mixer.convolution),
+        "beta": mixer.beta.weight.unflatten(0, (steps, n)).permute(1, 2, 0).unbind(),
+        "gate": mixer.output_gate.weight.T.chunk(n, 1),
+        "step": mixer.step.weight,
+        "A_log": mixer.A_log,
+        "dt_bias": mixer.dt_bias,
+    }
     return layer_of(parts, mixer.output, layer.feed_forward)
 
 
@@ -370,7 +418,7 @@ def _mamba_2_layer(mixer: Any) -> dict[str, Any]:
     }
 
 
-def _by_head(config: models.GatedDeltaNetConfig | models.KDAConfig, memory: Any) -> list[list[Any]]:
+def _by_head(config: Any, memory: Any) -> list[list[Any]]:
     """For each layer and head its matrix and the inputs of its convolutions."""
     layers = zip(memory.weights[0], memory.inputs[0], strict=True)
     return [
@@ -379,9 +427,14 @@ def _by_head(config: models.GatedDeltaNetConfig | models.KDAConfig, memory: Any)
     ]
 
 
-def _channels(config: models.GatedDeltaNetConfig | models.KDAConfig, x: Tensor) -> list[Tensor]:
-    """Queries, keys and values side by side, ``[C, ...]``, head by head."""
-    parts = (part.chunk(config.n_heads) for part in x.split(config.widths))
+def _channels(config: Any, x: Tensor) -> list[Tensor]:
+    """Queries, keys and values side by side, ``[C, ...]``, head by head; those of several steps one
+    after another."""
+    steps = getattr(config, "n_householder", 1)
+    parts = []
+    for part, n in zip(x.split(config.widths), (1, steps, steps), strict=True):
+        by_step = part.unflatten(0, (n, config.n_heads, -1)).transpose(0, 1)
+        parts.append(by_step.flatten(1, 2).unbind())
     return [torch.cat(of_head) for of_head in zip(*parts, strict=True)]
 
 

@@ -60,6 +60,25 @@ def gla(config: dict[str, Any], p: Parameters) -> tuple[MatrixMixer, Parameters]
     return layers.GatedLinearAttention(models.GLAConfig(**options)), found
 
 
+def gated_delta_net_2(config: dict[str, Any], p: Parameters) -> tuple[MatrixMixer, Parameters]:
+    made = layers.GatedDeltaRule2(models.GatedDeltaNet2Config(**sizes(config)))
+    found = convolved(p) | low_rank(p, "step", "f_proj") | low_rank(p, "output_gate", "g_proj")
+    found["erase.weight"] = found.pop("beta.weight")
+    found["write.weight"] = p["w_proj.weight"]
+    return made, found | {"A_log": p["A_log"], "dt_bias": p["dt_bias"]}
+
+
+def delta_product(config: dict[str, Any], p: Parameters) -> tuple[MatrixMixer, Parameters]:
+    options = {"n_householder": config.get("num_householder", 2), "decay": "A_log" in p}
+    # Theirs has other defaults.
+    given = {"expand_v": 2, "allow_neg_eigval": True} | config
+    made = layers.DeltaProductRule(models.DeltaProductConfig(**sizes(given), **options))
+    found = convolved(p) | {"output_gate.weight": p["g_proj.weight"]}
+    if "A_log" in p:
+        found |= {"step.weight": p["a_proj.weight"], "A_log": p["A_log"], "dt_bias": p["dt_bias"]}
+    return made, found
+
+
 def sizes(config: dict[str, Any]) -> dict[str, Any]:
     """Options that layers with heads of a given width have."""
     width = config["head_dim"]
@@ -73,6 +92,8 @@ def sizes(config: dict[str, Any]) -> dict[str, Any]:
 
 
 OURS: dict[str, Callable[[dict[str, Any], Parameters], tuple[MatrixMixer, Parameters]]] = {
+    "GatedDeltaNet2": gated_delta_net_2,
+    "GatedDeltaProduct": delta_product,
     "GatedLinearAttention": gla,
     "KimiDeltaAttention": kda,
     "MultiScaleRetention": gla,

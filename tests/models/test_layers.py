@@ -22,6 +22,8 @@ KINDS = {
     "compressive": (layers.CompressiveLayer, layers.CompressiveAttention),
     "fast-weights": (layers.FastWeightsLayer, layers.FastWeightsAttention),
     "gated-delta-net": (layers.GatedDeltaNetLayer, layers.GatedDeltaRule),
+    "gated-delta-net-2": (layers.GatedDeltaNet2Layer, layers.GatedDeltaRule2),
+    "delta-product": (layers.DeltaProductLayer, layers.DeltaProductRule),
     "gla": (layers.GLALayer, layers.GatedLinearAttention),
     "mamba-2": (layers.Mamba2Layer, layers.Mamba2Mixer),
     "infini": (layers.InfiniLayer, layers.InfiniAttention),
@@ -135,7 +137,17 @@ def test_rows_are_independent_streams(kind: str, whole: bool) -> None:
 # RMSNorm of bfloat16 weights warns that it has no fused kernel.
 @pytest.mark.filterwarnings("ignore:Mismatch dtype")
 @pytest.mark.parametrize(
-    "kind", ["fast-weights", "gated-delta-net", "gla", "mamba-2", "infini", "kda"]
+    "kind",
+    [
+        "fast-weights",
+        "gated-delta-net",
+        "gated-delta-net-2",
+        "delta-product",
+        "gla",
+        "mamba-2",
+        "infini",
+        "kda",
+    ],
 )
 def test_sums_stay_in_float32(kind: str) -> None:
     y, memory = make(kind).bfloat16()(torch.randn(2, 3, 8).bfloat16())

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from memspan.models.compressive.config import CompressiveConfig as CompressiveConfig
     from memspan.models.compressive.model import Compressive as Compressive
     from memspan.models.compressive.model import CompressiveMemory as CompressiveMemory
+    from memspan.models.delta_product.config import DeltaProductConfig as DeltaProductConfig
+    from memspan.models.delta_product.model import DeltaProduct as DeltaProduct
+    from memspan.models.delta_product.model import DeltaProductMemory as DeltaProductMemory
     from memspan.models.fast_weights.config import FastWeightsConfig as FastWeightsConfig
     from memspan.models.fast_weights.model import FastWeights as FastWeights
     from memspan.models.fast_weights.model import FastWeightsMemory as FastWeightsMemory
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
     from memspan.models.gated_delta_net.config import GatedDeltaNetConfig as GatedDeltaNetConfig
     from memspan.models.gated_delta_net.model import GatedDeltaNet as GatedDeltaNet
     from memspan.models.gated_delta_net.model import GatedDeltaNetMemory as GatedDeltaNetMemory
+    from memspan.models.gated_delta_net_2.config import GatedDeltaNet2Config as GatedDeltaNet2Config
+    from memspan.models.gated_delta_net_2.model import GatedDeltaNet2 as GatedDeltaNet2
+    from memspan.models.gated_delta_net_2.model import GatedDeltaNet2Memory as GatedDeltaNet2Memory
     from memspan.models.gla.config import GLAConfig as GLAConfig
     from memspan.models.gla.model import GLA as GLA
     from memspan.models.gla.model import GLAMemory as GLAMemory
@@ -74,6 +80,10 @@ __all__, __getattr__, __dir__ = lazily(
         "memspan.models.mamba_2.model": ("Mamba2", "Mamba2Memory"),
         "memspan.models.gla.config": ("GLAConfig",),
         "memspan.models.gla.model": ("GLA", "GLAMemory"),
+        "memspan.models.delta_product.config": ("DeltaProductConfig",),
+        "memspan.models.delta_product.model": ("DeltaProduct", "DeltaProductMemory"),
+        "memspan.models.gated_delta_net_2.config": ("GatedDeltaNet2Config",),
+        "memspan.models.gated_delta_net_2.model": ("GatedDeltaNet2", "GatedDeltaNet2Memory"),
         "memspan.models.language_model": ("LanguageModel", "Reader"),
         "memspan.models.lstm.config": ("LSTMConfig",),
         "memspan.models.lstm.model": ("LSTM", "LSTMMemory"),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from memspan.errors import MemspanError
 from memspan.models.compressive.config import CompressiveConfig
+from memspan.models.delta_product.config import DeltaProductConfig
 from memspan.models.fast_weights.config import FastWeightsConfig
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.gated_delta_net.config import GatedDeltaNetConfig
+from memspan.models.gated_delta_net_2.config import GatedDeltaNet2Config
 from memspan.models.gla.config import GLAConfig
 from memspan.models.infini.config import InfiniConfig
 from memspan.models.kda.config import KDAConfig
@@ -28,6 +30,8 @@ MODELS: dict[str, type[BackboneConfig]] = {
     "rmt": RMTConfig,
     "mamba-2": Mamba2Config,
     "gla": GLAConfig,
+    "delta-product": DeltaProductConfig,
+    "gated-delta-net-2": GatedDeltaNet2Config,
     "lstm": LSTMConfig,
     "transformer": TransformerConfig,
 }

@@ -15,7 +15,6 @@ from memspan.models.known import known
 from memspan.models.matrix.backbone import MatrixBackbone, MatrixMemory
 from memspan.models.packing import STACK, schema_of
 from memspan.models.readers import BackboneReader
-from memspan.ops.fast_weights import compiled as delta_rule_loop
 from memspan.ops.fast_weights.rules import IMPLEMENTATIONS
 
 PARTS = rf"""{STACK} | layers.\d+.mixer.(convolution | A_log | dt_bias)
@@ -51,7 +50,3 @@ class GatedDeltaNet(MatrixBackbone[GatedDeltaNetMemory]):
         from memspan.models.gated_delta_net.reader import GatedDeltaNetReader
 
         return GatedDeltaNetReader
-
-    def compiled_loops(self) -> bool:
-        """True if the chunks in C can run here."""
-        return delta_rule_loop.available(next(self.parameters()))

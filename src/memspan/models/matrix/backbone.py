@@ -17,6 +17,7 @@ from memspan.models.output import BackboneOutput
 from memspan.models.protocol import Backbone
 from memspan.models.segments import Documents
 from memspan.nn import count_after, dropout_layer
+from memspan.ops.fast_weights import compiled as delta_rule_loop
 from memspan.trees import check_config
 
 
@@ -95,6 +96,12 @@ class MatrixBackbone(Backbone[M]):
             inputs=torch.stack([own.inputs for own in after], 1),
         )
         return BackboneOutput(self.final_norm(h), memory, h.new_zeros(()))
+
+    def compiled_loops(self) -> bool | None:
+        """True if the chunks in C can run here, for architectures that have them."""
+        if "compiled" not in self.implementations:
+            return None
+        return delta_rule_loop.available(next(self.parameters()))
 
     def float32_part(self) -> str:
         """All between the products, see :meth:`Backbone.float32_part`."""

@@ -1,0 +1,25 @@
+"""DeltaProduct (Siems et al. 2025, arXiv 2502.10297): memory and stack. Options:
+:class:`memspan.models.DeltaProductConfig`. One layer: ``layer.py``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memspan.models.delta_product.config import DeltaProductConfig
+from memspan.models.delta_product.layer import DeltaProductLayer
+from memspan.models.matrix.backbone import MatrixBackbone, MatrixMemory
+
+
+@dataclass(frozen=True, repr=False)
+class DeltaProductMemory(MatrixMemory):
+    """The matrices of every layer and head and the last inputs of the convolutions, queries, keys and
+    values of all steps side by side, in float32 or better."""
+
+
+class DeltaProduct(MatrixBackbone[DeltaProductMemory]):
+    """The stack over vectors: ``[B, T, D]`` and a memory in, ``[B, T, D]`` and a memory out."""
+
+    memory_type = DeltaProductMemory
+    layer_type = DeltaProductLayer
+    implementations = ("compiled", "chunked", "reference")
+    config: DeltaProductConfig
