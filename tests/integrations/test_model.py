@@ -346,6 +346,7 @@ MISTAKES: dict[str, Callable[[Any], Any]] = {
     "cache_implementation is not for .* leave it out": lambda m: m.generate(
         text(1, 3), cache_implementation="static", **FEW
     ),
+    "continuous batching page keys and values": lambda m: m.generate_batch([[1, 2]]),
     "logits_to_keep must be a number": lambda m: m(text(1, 3), logits_to_keep=-1),
     "cannot be cropped": lambda m: past(m).crop(-1),
     "vocab_size must be an integer": lambda m: m.resize_token_embeddings(-1),

@@ -4,6 +4,7 @@ step many environments at once."""
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from architectures import CASES, ONE_OF_EACH, VOCABULARY, Case
 from golden import assert_same
 from memspan.errors import MemspanError, NonFiniteError
 from memspan.memory import Memory, concatenate
-from memspan.models import FastWeights, GatedDeltaNet
+from memspan.models import FastWeights, GatedDeltaNet, LanguageModel
 from readings import (
     TOLERANCE,
     assert_memories_equal,
@@ -237,3 +238,14 @@ def test_readers_do_not_wait_for_the_device(name: str, monkeypatch: pytest.Monke
             logits.sum().item()
     assert reader.select([1, 2]).tokens_seen.is_meta
     assert steps.memory.tokens_seen.is_meta
+
+
+def test_a_reader_is_refused_while_another_model_trains_its_backbone() -> None:
+    """It would drop what it reads."""
+    model = LanguageModel(11, dataclasses.replace(CASES["xl-segment"].backbone, dropout=0.5)).eval()
+    other = LanguageModel(11, CASES["xl-segment"].backbone)
+    other.backbone = model.backbone
+    reader = model.reader(batch_size=2)
+    other.train()
+    with pytest.raises(MemspanError, match=r"needs model\.eval\(\), and its backbone's"):
+        reader.read(text(2, 3))

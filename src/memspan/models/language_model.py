@@ -458,8 +458,12 @@ class Reader:
 
     @contextmanager
     def _inference(self) -> Iterator[None]:
-        if self._model.training:
-            raise MemspanError("a reader needs model.eval(): dropout must be off")
+        backbone = self._model.backbone
+        # Another model, which trains, may have the same. A wrapper's mode says nothing.
+        if self._model.training or (isinstance(backbone, Backbone) and backbone.training):
+            raise MemspanError(
+                "a reader needs model.eval(), and its backbone's: dropout must be off"
+            )
         precision = self._precision
         applied = precision.applied(self.device) if precision else nullcontext()
         # Tensors made in inference mode can only be changed there, and the memory is changed in place.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -188,6 +188,18 @@ class MemspanForCausalLM(MemspanPreTrainedModel, GenerationMixin):
         if any(each is not None for each in given):
             options[CACHE] = chosen_cache(*given)
         return super().generate(*arguments, **options)
+
+    def init_continuous_batching(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse transformers' continuous batching, which pages keys and values that are not there.
+
+        Raises:
+            MemspanError: says what to use instead.
+        """
+        raise MemspanError(
+            "generate_batch and continuous batching page keys and values, and this model has a memory "
+            "instead: call generate with a padded batch, or take many streams by "
+            "model.model.reader(batch_size=...), whose rows begin and end on their own"
+        )
 
     def prepare_inputs_for_generation(
         self,
