@@ -57,8 +57,8 @@ class Calls:
     @property
     def accepts(self) -> tuple[str, ...]:
         """The arguments that it is given besides ``input_ids``."""
-        options = (self.takes, "use_cache", "return_dict", "attention_mask", "position_ids")
-        return tuple(name for name in options if name in self.parameters)
+        options = ("use_cache", "return_dict", "attention_mask", "position_ids", "cache_position")
+        return tuple(name for name in (self.takes, *options) if name in self.parameters)
 
 
 class Causal:
@@ -113,6 +113,8 @@ class Causal:
         # Two that differ, if there are two: a mean over equal ones does not depend on their number.
         size = self.inputs.vocab_size or 1
         tokens = torch.arange(2, device=device_of(self))[None] % size
+        # Some leave the mask out for one row.
+        tokens = torch.cat([tokens, tokens.flip(1)])
         try:
             calls = _with_names(self.module, calls, tokens)
         except RefusedError:
@@ -128,7 +130,7 @@ class Causal:
             calls = replace(calls, masks_past=masks_past)
             functions = _functions(self.module, calls)
             try:
-                _, first = functions["read"](tokens, functions["start"](1))
+                _, first = functions["read"](tokens, functions["start"](len(tokens)))
                 n_numbers = _size(first)
                 continued, state = functions["read"](tokens[:, :length], first)
                 break
@@ -137,7 +139,7 @@ class Causal:
         else:
             assert problem
             raise problem
-        fresh, _ = functions["read"](tokens[:, :length], functions["start"](1))
+        fresh, _ = functions["read"](tokens[:, :length], functions["start"](len(tokens)))
         if torch.equal(continued, fresh):
             raise RefusedError(
                 f"the cache given to {type(self.module).__name__} as {calls.takes} had no effect: its "
@@ -227,6 +229,7 @@ def _functions(module: Any, calls: Calls) -> Functions:
             "return_dict": True,
             "attention_mask": seen if masks_past else seen[:, length:],
             "position_ids": (seen.cumsum(1) - 1).masked_fill(seen == 0, 0)[:, length:],
+            "cache_position": torch.arange(length, after, device=inputs.device),
         }
         options = {name: options[name] for name in accepts if options[name] is not None}
         output = module(input_ids=inputs, **options)
@@ -293,7 +296,7 @@ def _with_names(module: nn.Module, calls: Calls, tokens: Tensor) -> Calls:
         outputs.append(module(**options))
         return {"logits": None}
 
-    state = _functions(module, calls)["start"](1)
+    state = _functions(module, calls)["start"](len(tokens))
     _functions(recorded, calls)["read"](tokens, state)
     # Outputs of transformers also answer to earlier names, but warn about them.
     parts = {**outputs[0]} if isinstance(outputs[0], Mapping) else {}

@@ -57,6 +57,9 @@ def _cut_cases(claims: Claims, seed: int) -> Iterator[Case]:
             yield Case(ROWS, (size, tokens - size))
             rest = tokens - half - size
             yield Case(ROWS, (half, size, rest) if rest > 0 else (half, 1))
+    # Some take another path for one row, or raise for several.
+    for alone in ((half, tokens - half), (half, 1, 1, 2, tokens - half - 4)):
+        yield Case(1, alone)
     generator = torch.Generator().manual_seed(seed)
     for most in (4, half):
         left = tokens
