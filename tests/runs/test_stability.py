@@ -6,12 +6,18 @@ release of that version, the code is wrong, not the recording.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
+import tracemalloc
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
+from safetensors import SafetensorError
 
 import memspan
 from memspan.errors import MemspanError
@@ -95,6 +101,42 @@ def test_any_tensors_are_saved(tmp_path: Path) -> None:
     for name, tensor in tensors.items():
         assert torch.equal(loaded[name], tensor), name
         assert loaded[name].dtype == tensor.dtype
+
+
+@pytest.mark.skipif(
+    [int(part) for part in version("safetensors").split(".")[:2]] < [0, 8],
+    reason="older releases of safetensors copy",
+)
+def test_saving_makes_no_copy_in_memory(tmp_path: Path) -> None:
+    """Of a model as large as a machine's memory there is no room for one."""
+    tensors = {"a": torch.zeros(1 << 20)}
+    save_tensors(tmp_path / "t", tensors, {})
+    tracemalloc.start()
+    try:
+        save_tensors(tmp_path / "t", tensors, {})
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < tensors["a"].nbytes / 4
+
+
+def test_whoever_may_read_other_files_may_read_tensors(tmp_path: Path) -> None:
+    (tmp_path / "text").touch()
+    save_tensors(tmp_path / "t", {"a": torch.zeros(2)}, {})
+    assert (tmp_path / "t").stat().st_mode == (tmp_path / "text").stat().st_mode
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES])
+def test_errors_of_the_system_in_saving_are_told(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise SafetensorError(f"Error while serializing: I/O error: any (os error {code})")
+
+    monkeypatch.setattr(safetensors.torch, "save_file", refuse)
+    with pytest.raises(MemspanError, match=os.strerror(code)):
+        save_tensors(tmp_path / "t", {"a": torch.zeros(2)}, {})
+    assert not list(tmp_path.iterdir())
 
 
 def test_type_that_files_do_not_have_is_refused(tmp_path: Path) -> None:

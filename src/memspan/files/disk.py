@@ -6,8 +6,9 @@ import contextlib
 import errno
 import os
 import shutil
+import stat
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,13 +27,17 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_atomically(
-    path: Path, content: bytes | Iterable[bytes | memoryview], *, make_folder: bool = True
+    path: Path,
+    content: bytes | Iterable[bytes | memoryview] | Callable[[Path], object],
+    *,
+    make_folder: bool = True,
 ) -> None:
     """Write ``content`` under a temporary name, flush it to disk, then rename it to ``path``.
 
     Args:
         path: the file.
-        content: all of it, or pieces in order; what their iterator raises is passed on.
+        content: all of it, pieces in order, or a function that writes or replaces the file at the path
+            that it is given; errors of the iterator or function are passed on.
         make_folder: make the file's folder if it is missing.
 
     Raises:
@@ -46,10 +51,17 @@ def write_atomically(
         temporary.unlink(missing_ok=True)
         # Exclusive: a link planted under that name would lead elsewhere.
         with open(temporary, "xb") as file:
-            for piece in [content] if isinstance(content, bytes) else content:
-                file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
+            mode = os.fstat(file.fileno()).st_mode
+            if not callable(content):
+                file.writelines([content] if isinstance(content, bytes) else content)
+                file.flush()
+                os.fsync(file.fileno())
+        if callable(content):
+            content(temporary)
+            # Libraries that replace the file make one that only its owner may read.
+            os.chmod(temporary, stat.S_IMODE(mode))
+            with open(temporary, "r+b") as file:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
         sync_folder(path.parent)
     except BaseException as error:

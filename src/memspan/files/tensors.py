@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
+import re
 import reprlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -49,8 +51,14 @@ def save_tensors(
         MemspanError: the disk is full, the folder cannot be written, or safetensors does not have a
             tensor's type.
     """
-    content, sealed = _content(tensors, header)
-    write_atomically(path, content, make_folder=make_folder)
+    plain, metadata, sealed = _contents(tensors, header)
+
+    def write(temporary: Path) -> None:
+        # Not from bytes in memory, which would be made twice.
+        with _explained(plain):
+            safetensors.torch.save_file(plain, temporary, metadata)
+
+    write_atomically(path, write, make_folder=make_folder)
     return sealed
 
 
@@ -62,7 +70,9 @@ def write_tensors(
     Raises:
         MemspanError: it is not open for writing bytes, or safetensors does not have a tensor's type.
     """
-    content, _ = _content(tensors, header)
+    plain, metadata, _ = _contents(tensors, header)
+    with _explained(plain):
+        content = safetensors.torch.save(plain, metadata)
     try:
         file.write(content)
     except (AttributeError, TypeError, ValueError, OSError) as error:
@@ -191,8 +201,10 @@ def _plain(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
 
 
-def _content(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> tuple[bytes, str]:
-    """A file's content, and its checksum."""
+def _contents(
+    tensors: Mapping[str, Tensor], header: Mapping[str, str]
+) -> tuple[dict[str, Tensor], dict[str, str], str]:
+    """The tensors and the metadata that safetensors writes, and the checksum."""
     plain = {}
     storages = set()
     for name, tensor in tensors.items():
@@ -204,16 +216,25 @@ def _content(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> tuple[
         plain[name] = kept
     sealed = _seal(header, plain)
     # One entry: safetensors writes several in no fixed order, and equal runs give equal files.
-    metadata = {"memspan": json.dumps({**header, SEAL: sealed}, sort_keys=True)}
+    return plain, {"memspan": json.dumps({**header, SEAL: sealed}, sort_keys=True)}, sealed
+
+
+@contextlib.contextmanager
+def _explained(tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """Turn safetensors' errors in writing into :class:`MemspanError` or :class:`OSError`."""
     try:
-        # Not save_file, whose files nobody else may read, and whose own temporary files stay behind
-        # when a process is killed.
-        return safetensors.torch.save(plain, metadata), sealed
+        yield
     except KeyError as error:
-        name = next(name for name, tensor in plain.items() if tensor.dtype == error.args[0])
+        name = next(name for name, tensor in tensors.items() if tensor.dtype == error.args[0])
         raise MemspanError(
             f"{name} is of type {error}, which files do not have: convert it, such as to float32"
         ) from None
+    except SafetensorError as error:
+        # Its only word on errors of the system.
+        if found := re.search(r"os error (\d+)", str(error)):
+            number = int(found[1])
+            raise OSError(number, os.strerror(number)) from None
+        raise
 
 
 def _seal(header: Mapping[str, object], tensors: Mapping[str, Tensor]) -> str:

@@ -280,7 +280,10 @@ def export(folder: Path, keep: int) -> list[int]:
 
 def remove_leftovers(folder: Path) -> None:
     """Delete files and folders left by a crash while they were written or deleted."""
-    _delete((*folder.glob(".*.tmp"), *(folder / CHECKPOINTS).glob(".*.tmp")))
+    # Ours, and safetensors' own beside a file of ours.
+    patterns = (".*.tmp", ".tmp*")
+    folders = (folder, folder / CHECKPOINTS)
+    _delete(path for each in folders for pattern in patterns for path in each.glob(pattern))
 
 
 def _settle(folder: Path, best_step: int | None, keep: int) -> None:

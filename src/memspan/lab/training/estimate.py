@@ -110,22 +110,16 @@ class Plan:
         if trial is None:
             inputs_of_layers = self.config.model.n_layers * self.config.model.d_model
             trial = Trial(1, 0, BYTES * options.segment_length * inputs_of_layers, 0.0)
-        moments = trial.moments // share
-        needs = {
+        return {
             "weights": weights // share,
             # DDP collects them in buckets.
             "gradients": weights // share * (2 if self.n_processes > share else 1),
-            "moments": moments,
+            "moments": trial.moments // share,
             "activations": trial.activations * self.rows // trial.rows,
             # Before and after an update.
             "memory": 2 * memory,
+            "process": PROCESS if self.device.type == "cpu" else 0,
         }
-        if self.device.type == "cpu":
-            # safetensors holds a file's content twice while it is made, one file after the other. The
-            # activations are freed by then, but the C library keeps their pages.
-            needs["saving"] = 2 * max(weights // share, moments + memory)
-            needs["process"] = PROCESS
-        return needs
 
     def refuse(self, needs: dict[str, int]) -> None:
         """Raise :class:`MemspanError` if processes with these needs do not fit the device."""
@@ -190,7 +184,7 @@ def refuse_oversized_training(plan: Plan) -> None:
     least = plan.needs()
     plan.refuse(least)
     # Far below what there is, the lower bound leaves no doubt.
-    if sum(least.values()) - least.get("process", 0) > 0.01 * plan.available:
+    if sum(least.values()) - least["process"] > 0.01 * plan.available:
         plan.refuse(plan.needs(plan.trial()))
 
 
