@@ -17,11 +17,13 @@ import feedback_backward
 import gated_delta_net
 import gated_delta_net_2
 import gla
+import infini
 import kda
 import learn
 import mamba_2
 import pytest
 import relative_attention
+import rmt
 import torch
 import transformer_xl
 from torch import Tensor
@@ -55,6 +57,8 @@ def test_sizes() -> None:
         gla,
         delta_product,
         gated_delta_net_2,
+        infini,
+        rmt,
     ],
 )
 def test_trains(
@@ -234,6 +238,38 @@ def test_mamba_2() -> None:
         close(own, by_layer(memory))
 
 
+@pytest.mark.parametrize("update", ["linear", "delta"])
+def test_infini(update: Any) -> None:
+    """Blocks that end within segments, and segments of several blocks."""
+    config = models.InfiniConfig(**SIZES, block_length=3, update=update)
+    model = drawn(models.Infini(config))
+    layers = [_infini_layer(layer) for layer in model.layers]
+    empty = [[infini.empty(config.head_width)] * config.n_heads] * config.n_layers
+    delta = update == "delta"
+    for memory, own, _ in carried(model, lambda x, m: infini.read(x, m, layers, 3, delta), empty):
+        of_all = [[torch.stack(parts) for parts in zip(*each, strict=True)] for each in own]
+        matrices, sums, keys, values = map(torch.stack, zip(*of_all, strict=True))
+        close(matrices, memory.weights[0])
+        close(sums, memory.key_sum[0])
+        slots = 2 - int(memory.length)
+        close(keys, memory.keys[0, :, :, slots:])
+        close(values, memory.values[0, :, :, slots:])
+
+
+def test_rmt() -> None:
+    config = models.RMTConfig(**SIZES, block_length=3, memory_tokens=2)
+    model = drawn(models.RMT(config))
+    layers = [_plain_layer(layer, layer, config.n_heads) for layer in model.layers]
+    empty = (None, torch.zeros(0, config.d_model))
+    read = rmt.read
+    for memory, (tokens, block), _ in carried(
+        model, lambda x, m: read(x, m, layers, model.memory_tokens, 3), empty
+    ):
+        seen = int(memory.tokens_seen)
+        close(tokens, memory.tokens[0] if seen >= 3 else model.memory_tokens)
+        close(block, memory.inputs[0, 2 - seen % 3 :])
+
+
 def test_feedback() -> None:
     span = 5
     config = models.FeedbackConfig(**SIZES, memory_length=span, normalisation="post")
@@ -319,6 +355,17 @@ def _fast_weights_layer(layer: Any) -> dict[str, Any]:
     own = layer.attention
     parts = columns(own, own.n_heads, "query key value") | {"beta": own.beta.weight}
     return layer_of(parts, own.output, layer.feed_forward)
+
+
+def _plain_layer(layer: Any, own: Any, n_heads: int, **more: Any) -> dict[str, Any]:
+    """``own``: the attention, whose output has no bias."""
+    parts = columns(own, n_heads, "query key value") | more
+    return layer_of(parts, own.output, layer.feed_forward)
+
+
+def _infini_layer(layer: Any) -> dict[str, Any]:
+    own = layer.attention
+    return _plain_layer(layer, own, own.config.n_heads, gate=own.gate)
 
 
 def _feedback_layer(model: models.Feedback, layer: Any) -> dict[str, Any]:
