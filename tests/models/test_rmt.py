@@ -70,7 +70,7 @@ def test_an_empty_associative_memory_is_not_amplified() -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_wrapped_is_refused_in_one_line(options: Any, says: str) -> None:
+def test_misfits_are_refused_in_one_line(options: Any, says: str) -> None:
     with pytest.raises(MemspanError) as refused:
         RMTConfig(**{"d_model": 8, "n_heads": 2, "block_length": 4, "memory_tokens": 2} | options)
     assert says in str(refused.value)

@@ -1,4 +1,4 @@
-"""The associative memory of one layer (Rodkin et al. 2024, arXiv 2407.04841, section 3).
+"""The associative memory of one layer (Rodkin et al. 2024, arXiv 2407.04841), as in its authors' code.
 
 A matrix ``A`` and a sum of keys ``z``. Tokens ``x`` read before the layer, and the layer's outputs at
 the memory tokens, ``m``, are written after it, with ``φ = DPFP`` of ν = 3::
@@ -28,7 +28,7 @@ NU = 3
 class AssociativeMemory(nn.Module):
     """Queries, keys, values and strengths of one layer's associative memory.
 
-    Differs from the paper: values begin at zero, as in its code.
+    In a model, values begin at zero, as in the authors' code.
     """
 
     def __init__(self, d_model: int, d_memory: int) -> None:
