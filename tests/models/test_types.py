@@ -55,7 +55,8 @@ def main() -> None:
             sys.modules[f"namedtuple_{name}"] = Anything(name)
 
     # Layers import their options for types only, so that one that is taken home brings less along.
-    layers = [*MODELS.glob("*/layer.py"), MODELS / "relative" / "attention.py"]
+    others = [MODELS / "matrix" / "mixer.py", MODELS / "relative" / "attention.py"]
+    layers = [*MODELS.glob("*/layer.py"), *others]
     for path in layers:
         module = importlib.import_module(f"memspan.models.{path.parent.name}.{path.stem}")
         for block in re.findall(r"^if TYPE_CHECKING:\n((?:    .+\n)+)", path.read_text(), re.M):

@@ -373,7 +373,7 @@ class _Frozen(TorchFunctionMode):
 
     def __init__(self, *parts: nn.Module) -> None:
         super().__init__()
-        self.detached = {id(p): p.detach() for part in parts for p in part.parameters()}
+        self.detached = [(p, p.detach()) for part in parts for p in part.parameters()]
 
     def __torch_function__(
         self, function: Any, types: Any, arguments: Any = (), options: Any = None
@@ -382,4 +382,4 @@ class _Frozen(TorchFunctionMode):
         return function(*arguments, **options)
 
     def _instead(self, given: Any) -> Any:
-        return self.detached.get(id(given), given)
+        return next((own for parameter, own in self.detached if parameter is given), given)
