@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -130,17 +132,54 @@ def broken(run: dict[str, Any]) -> dict[str, str]:
 
 def verdict(bug: dict[str, Any], result: dict[str, Any]) -> str:
     """Say what the laws made of a bug."""
-    faulty, fixed = (broken(result[side]) for side in ("faulty", "fixed"))
     if "error" in result["faulty"]:
         return "not run"
-    gone = [law for law in faulty if law not in fixed]
+    gone = mended(result)
     if bug["law"] in gone:
         return "found"
     if gone:
         return "found by another law"
-    if faulty:
-        return "found, and after the repair too"
-    return "missed"
+    if broken(result["faulty"]):
+        return "seen, and after the repair too" if bug["law"] != "none" else "missed, as expected"
+    if all(_refused(model) for model in result["faulty"]["models"].values()):
+        return "raises an error"
+    return "missed" if bug["law"] != "none" else "missed, as expected"
+
+
+def _refused(model: dict[str, Any]) -> bool:
+    return any(
+        law["law"] in ("all", "cuts") and law["outcome"] == "refused" for law in model["findings"]
+    )
+
+
+def mended(result: dict[str, Any]) -> set[str]:
+    """Laws that the repair mends: no longer broken by a model, or by larger cases or much less only."""
+    found = set()
+    for name, model in result["faulty"].get("models", {}).items():
+        after = result["fixed"].get("models", {}).get(name, {"findings": []})
+        left = {law["law"]: law for law in after["findings"]}
+        for law in model["findings"]:
+            if law["outcome"] != "broken":
+                continue
+            if (now := left.get(law["law"])) and _less(now, law):
+                found.add(law["law"])
+    return found
+
+
+def _less(now: dict[str, Any], before: dict[str, Any]) -> bool:
+    if now["outcome"] != "broken":
+        return now["outcome"] in ("holds", "inconclusive")
+    much = 5 * (now["difference"] or 1) < (before["difference"] or 0)
+    return much or tokens(now["detail"]) > tokens(before["detail"])
+
+
+def tokens(detail: str) -> int:
+    """Tokens of a case, as it is written."""
+    case = re.search(r"rows? of ([\dx +]+) tokens?", detail)
+    if case is None:
+        return 0
+    terms = [term.split(" x ") for term in case[1].split(" + ")]
+    return sum(math.prod(int(n) for n in term) for term in terms)
 
 
 def row(bug: dict[str, Any], result: dict[str, Any]) -> str:
