@@ -10,6 +10,7 @@ gradients agree to 2e-5.
 Sides, each where it has the rule; those whose packages are missing are left out with a line:
 
     chunked          ours in PyTorch
+    torch.compile    the same in one graph of Inductor; compiling it is not in its time
     decay of 1       ours in C with a decay of 1 where there is none: chunks, not the loop over tokens
     transformers     its fallback for CPUs
     fla              flash-linear-attention's functions in PyTorch, which it calls naive
@@ -265,6 +266,11 @@ def onnx_feed(given: Inputs) -> dict[str, Any]:
     return feed
 
 
+def inductor(case: Case) -> Rule:
+    torch._dynamo.reset()
+    return torch.compile(ours(case, "chunked"), fullgraph=True, dynamic=False)
+
+
 def decay_of_one(case: Case) -> Rule:
     rule = ours(case, OURS)
 
@@ -277,6 +283,7 @@ def decay_of_one(case: Case) -> Rule:
 SIDES: dict[str, Callable[[Case], Rule]] = {
     OURS: lambda case: ours(case, "compiled"),
     "chunked": lambda case: ours(case, "chunked"),
+    "torch.compile": inductor,
     "decay of 1": decay_of_one,
     "transformers": transformers_side,
     "fla": fla_side,
