@@ -173,7 +173,7 @@ INLINE void add_dots(
 }
 
 /* The maximum, taken in WIDE lanes, may miss NaN; the exponential and the sum keep it. */
-static void softmax(REAL *s, int64_t n) {
+static inline void softmax(REAL *s, int64_t n) {
     REAL high[WIDE], highest = s[0], sum = 0;
     int64_t j = 0;
     for (int64_t u = 0; u < WIDE; u++) high[u] = highest;

@@ -352,6 +352,8 @@ INLINE int backward_of(const Loop *f, int64_t first, int64_t end, const int64_t 
 
 #include "token.h"
 
+/* Weights in bfloat16 are read by steps alone. */
+#ifndef BFLOAT16
 EXPORT int forward(const Loop *f, int64_t first, int64_t end) {
     if (f->log_decay.data) {
         int few = f->steps < FEW && f->steps <= f->save_every;
@@ -364,6 +366,7 @@ EXPORT int backward(const Loop *f, int64_t first, int64_t end) {
     if (f->log_decay.data) return backward_chunks(f, first, end);
     BY_WIDTH(backward_of)
 }
+#endif
 
 /* ----- One token of every row through all layers, without gradients */
 
