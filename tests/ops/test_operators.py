@@ -32,7 +32,7 @@ LENGTH = 70
 
 
 def tensors(*strengths: str, key_heads: int = 2, features: int = 3) -> dict[str, Tensor]:
-    """Those of a rule with these strengths; the features of its memory are those of DPFP, or its keys'
+    """Inputs of a rule with these strengths; the features of its memory are those of DPFP, or its keys'
     own with a decay."""
     torch.manual_seed(0)
     width = features if "log_decay" in strengths else features // 2

@@ -108,7 +108,7 @@ def test_any_tensors_are_saved(tmp_path: Path) -> None:
     reason="older releases of safetensors copy",
 )
 def test_saving_makes_no_copy_in_memory(tmp_path: Path) -> None:
-    """Of a model as large as a machine's memory there is no room for one."""
+    """There is no room for one where a model fills the memory."""
     tensors = {"a": torch.zeros(1 << 20)}
     save_tensors(tmp_path / "t", tensors, {})
     tracemalloc.start()

@@ -56,7 +56,7 @@ class Layer:
 
 
 def distances(queries: int, keys: int) -> Tensor:
-    """How far each key lies before each query, ``[queries, keys]``; the last are the same token."""
+    """Distances from each query back to each key, ``[queries, keys]``; the last are the same token."""
     return torch.arange(keys - queries, keys)[:, None] - torch.arange(keys)
 
 

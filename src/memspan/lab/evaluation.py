@@ -223,7 +223,7 @@ def evaluate(
 def _before(
     run: Run, memory: Memory | str | Path, batch_size: int, sizes: dict[str, object]
 ) -> Memory:
-    """A memory to start from, which must fit how the text is read."""
+    """Load the memory to start from, and check that it fits the way the text is read."""
     if sizes:
         raise MemspanError(f"a memory has its own sizes: drop {', '.join(sizes)}, or the memory")
     if run.config.data.document_reset:
@@ -242,7 +242,7 @@ def _before(
 
 
 def _writing(path: Path, rows: np.ndarray) -> Losses:
-    """Adds each token's loss to a new file, in JSON Lines; streams begin at ``rows [B]``."""
+    """Write each token's loss to a new file, in JSON Lines; streams begin at ``rows [B]``."""
     if path.exists():
         raise MemspanError(f"{path} exists: give --per-token another path")
     if not path.parent.is_dir():
@@ -341,7 +341,7 @@ def _read_all(
     progress: Callable[[int], None] | None,
     processes: Processes,
 ) -> tuple[float, int]:
-    """The nats of this process's ``rows``, and the number of scored tokens of all rows."""
+    """Read the whole text; returns the nats of this process's ``rows`` and the scored tokens of all."""
     nats = 0.0
     scored = 0
     refused: NonFiniteError | None = None

@@ -1,4 +1,4 @@
-"""Refuses the use of one thing by several threads at once, in one line."""
+"""Refuses, in one line, simultaneous use of something by several threads."""
 
 from __future__ import annotations
 

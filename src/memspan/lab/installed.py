@@ -14,7 +14,7 @@ SOURCES = {"statelaws": "pip install ./packages/statelaws, in a checkout of mems
 
 
 def require(library: str) -> None:
-    """Refuse to go on where a library of :data:`NEEDED` is missing or too old."""
+    """Raise if a library of :data:`NEEDED` is missing or too old."""
     # Not as an extra of memspan, which is not on PyPI: anyone could take its name there.
     remedy = SOURCES.get(library, f"pip install '{library}{NEEDED[library]}'")
     try:

@@ -10,7 +10,7 @@ import torch
 
 @contextlib.contextmanager
 def usual_modes() -> Iterator[None]:
-    """Inside, new tensors are float32 and on the CPU, gradients are recorded, and nothing is autocast.
+    """Make new tensors float32 and on the CPU, record gradients, and autocast nothing, inside.
 
     A run's options alone say how it computes, and they name neither torch's default type and device
     nor the modes of whoever calls. What is as usual already is left alone.

@@ -21,7 +21,7 @@ AS_TEXT: dict[Any, bool] = {
 
 
 def png(draw: Callable[[Figure], None], width: float, height: float, dpi: int) -> bytes:
-    """The PNG of what ``draw`` adds to a figure of ``width`` by ``height`` inches."""
+    """The PNG of a figure of ``width`` by ``height`` inches that ``draw`` fills."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -42,5 +42,5 @@ def png(draw: Callable[[Figure], None], width: float, height: float, dpi: int) -
 
 
 def label(name: str) -> str:
-    """A name for a legend, which leaves out those that begin with an underscore."""
+    """A name for a legend, where those that begin with an underscore would be left out."""
     return f" {name}" if name.startswith("_") else name

@@ -27,7 +27,7 @@ from statelaws.targets import TYPE
 
 @contextlib.contextmanager
 def errors_as_ours() -> Iterator[None]:
-    """Raise what statelaws refuses as :class:`MemspanError`."""
+    """Turn errors of statelaws into :class:`MemspanError`."""
     try:
         yield
     except statelaws.StatelawsError as error:
@@ -58,7 +58,7 @@ def move(model: statelaws.Stateful[Any], device: torch.device) -> None:
 def named(
     target: str, trust_remote_code: bool = False, seed: int = 0, vocab_size: int = VOCABULARY
 ) -> statelaws.Stateful[Any]:
-    """The model of that name: see ``memspan check --help``. ``vocab_size``: of a model type of
+    """Find the model of a name: see ``memspan check --help``. ``vocab_size``: of a model type of
     transformers."""
     folder = run_folder(target)
     with torch.random.fork_rng(), errors_as_ours():

@@ -1,4 +1,4 @@
-"""Options that others wrote, checked as they are read."""
+"""Options written by other programs, checked as they are read."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Options:
         return list(self._get(name, default, f"a list of {kind.__name__}", is_list))
 
     def refuse_unless(self, name: str, value: int, why: str) -> None:
-        """Refuse any other value of an option; ``why``: what memspan has instead."""
+        """Raise for any other value of an option; ``why``: memspan's alternative."""
         found = self.integer(name, value)
         if found != value:
             raise MemspanError(

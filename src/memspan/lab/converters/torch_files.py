@@ -115,7 +115,7 @@ class Entries(dict[str, Any]):
 
 
 class Stored:
-    """A tensor in a file that has not been read."""
+    """Describes a tensor in a file that has not been read yet."""
 
     __slots__ = ("_storage", "_view")
     _storage: Any
@@ -163,7 +163,7 @@ NAMES: dict[str, object] = {
 
 
 class Foreign(Exception):
-    """A pickle names something that is not data; its argument is the name."""
+    """Raised if a pickle names something that is not data; its argument is the name."""
 
 
 def read(path: Path) -> Any:
@@ -195,7 +195,7 @@ def read(path: Path) -> Any:
 
 
 def reason(error: Exception) -> str:
-    """The fault of a file, in short."""
+    """Describe the fault of a file in brief."""
     said = "" if isinstance(error, LookupError) else str(error)
     return said.partition("\n")[0][:120] or type(error).__name__
 

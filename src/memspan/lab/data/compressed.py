@@ -19,7 +19,7 @@ DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
 
 
 def name_inside(path: Path) -> str:
-    """The name that says what a file holds: ``a.csv`` for ``a.csv.gz``; for a ``.zip``, that of the
+    """The name that tells a file's content: ``a.csv`` for ``a.csv.gz``; for a ``.zip``, that of the
     only file in it."""
     name = path.name.lower()
     if name.endswith(".zip"):
@@ -34,17 +34,17 @@ def name_inside(path: Path) -> str:
 
 
 def is_compressed(path: Path) -> bool:
-    """True if its name says that it is compressed, and holds one text."""
+    """True if a file's name says that it is compressed and holds one text."""
     return path.name.lower().endswith((*OPENED,)) and not is_archive(path)
 
 
 def is_archive(path: Path) -> bool:
-    """True if its name says that it holds several files."""
+    """True if a file's name says that it holds several files."""
     return name_inside(path).endswith(ARCHIVES)
 
 
 def is_damage(error: Exception) -> bool:
-    """True if it is an error of reading a file that is cut short or damaged."""
+    """True for errors of reading a file that is truncated or damaged."""
     # Zstandard's error is defined in a module that may be missing.
     return isinstance(error, DAMAGED) or type(error).__name__ == "ZstdError"
 
@@ -76,7 +76,7 @@ def _zip(path: Path, mode: str) -> IO[bytes]:
 
 
 def _members(archive: zipfile.ZipFile) -> list[str]:
-    """Its files, without those that macOS adds."""
+    """The files of an archive, without those that macOS adds."""
     names = (member.filename for member in archive.infolist() if not member.is_dir())
     return [name for name in names if not name.startswith("__MACOSX/")]
 

@@ -43,7 +43,7 @@ class Corpus:
 
     @property
     def holds_ids(self) -> bool:
-        """True if any of it are token ids in place of text."""
+        """True if any part of a corpus is token ids instead of text."""
         return any(text.unit > 1 for documents in self.splits.values() for text in documents)
 
 
@@ -59,7 +59,7 @@ class _File:
 
 @dataclass
 class _Reading:
-    """The way a text is read, and remarks about it."""
+    """Options for reading a text, and remarks collected while it is read."""
 
     field: str
     whole: bool
@@ -104,7 +104,7 @@ def load_corpus(texts: Texts, field: str = "text", whole: bool = False) -> Corpu
 
 
 def _shadowed(texts: Texts) -> list[str]:
-    """A line for each named corpus that shares its name with a file or folder here."""
+    """Warn of each named corpus that shares its name with a file or folder here, in a line each."""
     names = [texts] if isinstance(texts, str) else [_of_split(name)[0] for name in texts.values()]
     return [
         f"{name} is the named corpus, not the {'folder' if os.path.isdir(name) else 'file'} of that "
@@ -168,7 +168,7 @@ def _of_split(name: str) -> tuple[str, str]:
 
 
 def _of_whole(name: str, reading: _Reading) -> Splits:
-    """A text with its own splits, or cut into splits."""
+    """Read a text with its own splits, or cut it into splits."""
     found = _own_splits(name, reading)
     if found is None:
         files = _read_files(name, reading)
@@ -332,7 +332,7 @@ def has_fields(name: str) -> bool:
 
 
 def _with_validation(splits: Splits) -> Splits:
-    """The same splits; without one for validation, training text is cut for it."""
+    """Complete splits: without one for validation, it is cut from the training text."""
     if "train" not in splits or "validation" in splits:
         return splits
     cut = by_document(splits["train"])
@@ -344,7 +344,7 @@ def _with_validation(splits: Splits) -> Splits:
 
 
 def _why_not(documents: list[Text]) -> str | None:
-    """Why a file of a folder or glob is left out; None: it is text."""
+    """The reason to leave out a file of a folder or glob; None if it is text."""
     if documents and b"\0" in (start := _start(documents[0])):
         encoding = encoding_of(start)
         return f"{encoding}, not UTF-8" if encoding else "not text"

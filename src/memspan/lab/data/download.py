@@ -30,7 +30,7 @@ class Source:
 
     @property
     def path(self) -> Path:
-        """Its path in the cache."""
+        """The path in the cache."""
         return cache_folder() / "downloads" / self.url.rsplit("/", 1)[1]
 
     def fetch(self) -> Path:

@@ -81,7 +81,7 @@ def encoding_of(start: bytes) -> str | None:
 
 
 def is_text(start: bytes) -> bool:
-    """Tell by its first bytes if a file may be text, in an encoding other than UTF-16 and UTF-32."""
+    """True if a file's first bytes may be text, in an encoding other than UTF-16 and UTF-32."""
     # No text has other control characters, whatever its encoding.
     return not (set(range(32)) - set(b"\t\n\r\f\x1b")) & set(start)
 
@@ -115,7 +115,7 @@ def encoding_hint(what: str, start: bytes) -> str | None:
 
 
 def described(what: str, encoding: str, start: bytes) -> tuple[str, str]:
-    """Name a text's encoding, and the command that converts it, for a line."""
+    """Describe a text's encoding, and the command that converts it, for a message."""
     if encoding == UNKNOWN:
         return f"{what} is not UTF-8", "convert it (iconv -f ENCODING -t UTF-8 FILE)"
     read = codecs.getincrementaldecoder(encoding)(errors="replace").decode(start)

@@ -87,7 +87,7 @@ def _wikitext_103() -> Splits:
 
 
 def _member(source: Source, name: str) -> bytes:
-    """A file in an archive, whose checksum says that it is the one that is known."""
+    """Read a file in an archive, and verify its checksum."""
     with zipfile.ZipFile(source.fetch()) as archive:
         return archive.read(name)
 

@@ -1,4 +1,4 @@
-"""Tokenised corpora: taken from the cache, or made and added to it."""
+"""Tokenised corpora, from the cache or added to it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def prepare(
     progress: bool = True,
     whole: bool = False,
 ) -> TokenizedCorpus:
-    """The tokenised corpus, from the cache if it is there.
+    """Tokenise a corpus, or take it from the cache.
 
     Args:
         texts: a name or a path, or one for each split; see
@@ -117,7 +117,7 @@ def prepare(
 
 
 def refuse_ids(text: Corpus, kind: str) -> None:
-    """Refuse ids in place of text, unless the tokeniser is of ids."""
+    """Refuse ids in place of text, unless the tokeniser reads ids."""
     if text.holds_ids and kind != "ids":
         raise MemspanError(
             f"{text.record['name']} holds ids, not text, and the tokeniser is {kind}: read them with "
@@ -154,7 +154,7 @@ def _tokenise(
 
 
 def _naming(document: Text, pieces: Iterator[Piece]) -> Iterator[Piece]:
-    """The same pieces; a text that is not UTF-8 is named."""
+    """Yield the same pieces; an error about a text that is not UTF-8 names it."""
     try:
         yield from pieces
     except NotUtf8Error as error:

@@ -1,4 +1,4 @@
-"""Remarks about the files of a corpus that are read, but may not be meant as they are."""
+"""Remarks about files of a corpus that are read although something may be wrong with them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _remarks(text: Text) -> dict[str, str]:
 
 
 def first_bad_byte(text: Text) -> int | None:
-    """The position of the first byte that is not UTF-8; None: there is none."""
+    """The position of the first byte that is not UTF-8, if any."""
     try:
         for _ in decoded(text.chunks()):
             pass

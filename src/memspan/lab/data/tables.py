@@ -136,7 +136,7 @@ def row_texts(rows: Any, field: str, where: str) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def _quiet(datasets: Any) -> Iterator[None]:
-    """Keep the library from logging an error that is raised as well."""
+    """Keep the library from logging an error that it also raises."""
     before = datasets.logging.get_verbosity()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     try:

@@ -35,7 +35,7 @@ class Text:
         return self.stop - self.start
 
     def part(self, start: int, stop: int) -> Text:
-        """Its bytes ``start`` to ``stop``, as in a slice."""
+        """Bytes ``start`` to ``stop``, as in a slice."""
         low, high, _ = slice(start, stop).indices(len(self))
         return replace(self, start=self.start + low, stop=self.start + max(low, high))
 
@@ -45,11 +45,11 @@ class Text:
         return "the text" if isinstance(self.source, bytes) else str(self.origin or self.source)
 
     def read(self) -> bytes:
-        """All of it."""
+        """The whole text."""
         return b"".join(self.chunks())
 
     def chunks(self) -> Iterator[bytes]:
-        """All of it, in order."""
+        """The whole text in order, in chunks."""
         if isinstance(self.source, bytes):
             for at in range(self.start, self.stop, CHUNK):
                 yield self.source[at : min(at + CHUNK, self.stop)]
@@ -121,7 +121,7 @@ def by_position(documents: list[Text]) -> Splits:
 
 
 def joined(documents: list[Text]) -> list[Text]:
-    """The same text, with documents that go on where the one before ends made one again."""
+    """Join documents that continue where the one before ends; the text is the same."""
     found: list[Text] = []
     for each in documents:
         before = found[-1] if found else None

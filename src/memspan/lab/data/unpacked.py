@@ -90,7 +90,7 @@ def documents_in(path: Path, field: str) -> list[Text]:
 
 
 def _checked(path: Path, pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """The same pieces, up to what the file's size justifies; errors in reading it name it."""
+    """Yield the same pieces, up to a limit set by the file's size; errors in reading name the file."""
     left = max(LEAST_LIMIT, MOST_TIMES * path.stat().st_size)
     try:
         for piece in pieces:

@@ -67,7 +67,7 @@ def generate(
     precision: Precision | None = None,
     **options: object,
 ) -> Generation:
-    """Continue texts, as ``memspan generate`` does. :class:`Writer` gives them while they are written.
+    """Continue texts, as ``memspan generate`` does. :class:`Writer` yields them while they are written.
 
     Args:
         run: the run, or its folder.
@@ -114,7 +114,7 @@ def generate(
 
 
 class Writer:
-    """Reads prompts, then writes as it is iterated: each step gives every sample's new text.
+    """Reads prompts, then writes as it is iterated: each step yields every sample's new text.
 
     The arguments are those of :func:`generate`. A step's text is empty where a character takes more
     than one token, while what is written may become a stop string, and after one.
@@ -183,7 +183,7 @@ class Writer:
 
     @property
     def texts(self) -> list[str]:
-        """The samples as far as they are written."""
+        """The samples written so far."""
         return [sample.text for sample in self._samples]
 
     @property
@@ -193,7 +193,7 @@ class Writer:
 
     @property
     def log_probabilities(self) -> list[list[float]] | None:
-        """Log-probabilities of the same ids (None: not asked for)."""
+        """Log-probabilities of the same ids (None: not requested)."""
         if not self._with_log_probabilities:
             return None
         return [sample.log_probabilities for sample in self._samples]
@@ -231,7 +231,7 @@ class Writer:
 
 
 def _prompts(prompt: Prompt | Sequence[str]) -> list[Prompt]:
-    """A list of texts as it is, anything else as the only one."""
+    """A list of texts unchanged, or a list of the only one."""
     if not isinstance(prompt, list | tuple) or not all(isinstance(each, str) for each in prompt):
         return [prompt]  # type: ignore[list-item]
     if not prompt:

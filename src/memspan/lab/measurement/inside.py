@@ -75,14 +75,14 @@ Look = Callable[[Tensor, Memory], T | None]
 
 
 def exists(subject: RunSubject, look: Look[T]) -> bool:
-    """True if the architecture has what ``look`` asks for."""
+    """True if the architecture offers the quantity that ``look`` reads."""
     return look(*after_history(subject, np.random.default_rng(SEED), 1, 1)) is not None
 
 
 def _looks(
     subject: RunSubject, look: Look[T], history: int, n_tokens: int, budget: Budget
 ) -> Iterator[T]:
-    """``look`` at random places, while another one fits into the budget."""
+    """Yield ``look`` at random places, while another one fits into the budget."""
     draws = np.random.default_rng(SEED)
     seconds = 0.0
     while budget.left() > seconds:
@@ -94,7 +94,7 @@ def _looks(
 
 
 def attention(subject: RunSubject, history: int, budget: Budget) -> Iterator[Attention]:
-    """The attention of more and more segments after ``history`` tokens."""
+    """Yield the attention over more and more segments after ``history`` tokens."""
     sums: list[Tensor] = []
     tokens = 0
     n_tokens = min(subject.segment_length, len(subject.tokens) - history - 1)

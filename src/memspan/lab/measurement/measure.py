@@ -205,7 +205,7 @@ def measure(
 
 
 def _fitting(n_tokens: int, longest: int, split: str) -> tuple[int, list[str]]:
-    """The longest distance that this many tokens allow, a power of two, and what that leaves out."""
+    """The longest distance that this many tokens allow, a power of two, and a remark if shorter."""
     if n_tokens < LEAST_TOKENS:
         raise MemspanError(
             f"measuring needs at least {LEAST_TOKENS} tokens, and the split {split} has "
@@ -219,7 +219,7 @@ def _fitting(n_tokens: int, longest: int, split: str) -> tuple[int, list[str]]:
 
 
 class _Measuring:
-    """One measurement after the other, until the budget is spent or Ctrl-C comes."""
+    """Runs one measurement after the other, until the budget is spent or Ctrl-C is pressed."""
 
     def __init__(
         self,

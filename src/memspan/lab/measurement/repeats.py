@@ -25,7 +25,7 @@ MOST_STRINGS = 2048
 
 @dataclass(frozen=True)
 class RepeatPoint:
-    """Second appearances this many tokens after the first."""
+    """Result for second appearances this many tokens after the first."""
 
     distance: int
     """Tokens from a token to its repetition."""
@@ -52,7 +52,7 @@ class Repeats:
 
 
 def measured(subject: Subject, longest: int, budget: Budget) -> Iterator[Repeats]:
-    """Results from more and more strings, as long as the budget lasts."""
+    """Yield results from more and more strings, as long as the budget lasts."""
     draws = np.random.default_rng(SEED)
     scale: Iterable[int] = affordable([n for n in histories(longest) if n >= LENGTH], budget)
     nats: list[np.ndarray] = []

@@ -158,7 +158,7 @@ class Report:
 
 
 def _at_least(tokens: int, beyond: bool) -> str:
-    """A length that may be longer, since nothing longer was measured."""
+    """Format a length that may be longer, since nothing longer was measured."""
     return f"{'at least ' if beyond else ''}{tokens:,}"
 
 
@@ -217,7 +217,7 @@ def _losses(name: str, m: Measurement) -> Iterator[Table]:
 
 
 def _inside(name: str, m: Measurement) -> Iterator[Table]:
-    """Tables of the model's attention, and of what its matrices keep."""
+    """Tables of the model's attention, and of the retention of its matrices."""
     if m.attention is not None:
         kinds = list(m.attention.layers[0].by_kind)
         yield Table(

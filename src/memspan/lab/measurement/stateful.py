@@ -130,7 +130,7 @@ def subject_of(
     progress: bool,
     name: str,
 ) -> tuple[StatefulSubject, list[str]]:
-    """A model other than a run, with a text, and what reading it leaves out."""
+    """Prepare a model other than a run and a text; also returns remarks on what is left out."""
     if isinstance(target, str | Path):
         model = named(str(target), trust_remote_code, vocab_size=256)
     else:

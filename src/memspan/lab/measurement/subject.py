@@ -1,4 +1,4 @@
-"""The subject of a measurement: a model, its text, the way it reads it, and the time for that."""
+"""The subject of a measurement: a model, a text, the way it is read, and the time for it."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Subject(ABC):
 
     @abstractmethod
     def state_bytes(self, n_tokens: int) -> int:
-        """Size of what one row carries after this many tokens."""
+        """Size of one row's state after this many tokens."""
 
     def cuts(self, n_tokens: int, line: int) -> Cuts:
         """``n_tokens`` inputs cut as the run reads, into ``(start, end)``. ``line``: index of an input
@@ -116,7 +116,7 @@ class RunSubject(Subject):
         return self.model.initial_memory(1).nbytes
 
     def read(self, segment: Segment, cuts: Cuts, reader: Reader) -> np.ndarray:
-        """Read on; nats of every target, float64 ``[B, N]``, 0 where it is not scored."""
+        """Read the next tokens; nats of every target, float64 ``[B, N]``, 0 where it is not scored."""
         found = []
         for start, end in cuts:
             part = slice(start, end)

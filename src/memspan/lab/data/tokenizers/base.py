@@ -1,4 +1,4 @@
-"""The base of tokenisers; decoding text in chunks, and cutting it where no token can cross."""
+"""Base of tokenisers, which decodes text in chunks and cuts it where no token can cross."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Tokenizer(ABC):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type of its ids: the smallest of uint8, uint16 and uint32 that holds them."""
+        """The type of ids: the smallest of uint8, uint16 and uint32 that holds them."""
         return np.min_scalar_type(self.vocab_size - 1)
 
     @property
@@ -131,7 +131,7 @@ class Tokenizer(ABC):
         write_atomically(folder / "tokenizer.json", text.encode())
 
     def _lacks(self, what: str) -> MemspanError:
-        """The error for a text with something else than another program's vocabulary has."""
+        """The error for a text with characters or words that another program's vocabulary lacks."""
         return MemspanError(
             f"{what} is not in the vocabulary, which has no token for other {self.kind}: give a text "
             f"of its {self.kind} only"

@@ -191,7 +191,7 @@ class SubwordTokenizer(LibraryTokenizer):
 
 
 def train_subwords(documents: Iterable[bytes], vocab_size: int | None) -> SubwordTokenizer:
-    """Make one from training text.
+    """Train a tokeniser on text.
 
     See :func:`~memspan.lab.data.tokenizers.registry.train_tokenizer`."""
     if vocab_size is not None and vocab_size < 256:
@@ -219,7 +219,7 @@ def byte_level_bytes() -> dict[str, int]:
 
 
 def is_failure(error: BaseException) -> bool:
-    """True if the library may have raised it: a panic in its Rust code is not an Exception."""
+    """True for errors that the library may raise: a panic in its Rust code is not an Exception."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 

@@ -183,7 +183,7 @@ class MemspanLM(LM):
         return ids if len(ids) else np.array([START])
 
     def _report_unknown(self, texts: Iterable[np.ndarray]) -> None:
-        """Warn of scores that are better than the text's: the harness cannot leave them out."""
+        """Warn of scores that flatter the model: the harness cannot leave out unknown words."""
         if self._altered:
             logging.getLogger("memspan").warning(
                 f"the tokeniser of {self.run.folder} does not restore these texts (their case, spaces "

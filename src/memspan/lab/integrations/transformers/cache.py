@@ -46,7 +46,7 @@ class MemspanCache(Cache):
 
     @property
     def memory(self) -> Memory | None:
-        """The memory of all that was read: a value, which reading on does not change."""
+        """The memory of all that was read: a value that later reading does not change."""
         return self._memory if self._reader is None else self._reader.memory
 
     @memory.setter

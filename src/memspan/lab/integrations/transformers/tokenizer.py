@@ -99,7 +99,7 @@ def _words(tokenizer: WordTokenizer) -> Pipeline:
 
 
 def _subwords(tokenizer: SubwordTokenizer) -> Pipeline:
-    """Its own pipeline, which can decode here as well."""
+    """The subword tokeniser's own pipeline, which can also decode here."""
     pipeline = Pipeline.from_str(str(tokenizer.content()["model"]))
     pipeline.decoder = decoders.ByteLevel()
     return pipeline
