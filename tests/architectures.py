@@ -30,6 +30,7 @@ from memspan.models.mamba_2.config import Mamba2Config
 from memspan.models.options import EmbeddingConfig
 from memspan.models.registry import MODELS
 from memspan.models.rmt.config import RMTConfig
+from memspan.models.rwkv_7.config import RWKV7Config
 from memspan.models.transformer.config import TransformerConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig
 
@@ -168,6 +169,8 @@ mamba_2 = functools.partial(whole, Mamba2Config, chunk_size=4, d_state=6)
 gla = functools.partial(whole, GLAConfig, chunk_size=4)
 delta_product = functools.partial(whole, DeltaProductConfig, chunk_size=4)
 gated_delta_net_2 = functools.partial(whole, GatedDeltaNet2Config, chunk_size=4)
+ranks = {"decay_rank": 3, "rate_rank": 3, "value_rank": 2, "gate_rank": 3}
+rwkv_7 = functools.partial(whole, RWKV7Config, chunk_size=4, **ranks)
 feedback = functools.partial(whole, FeedbackConfig, memory_length=5)
 
 ADAPTIVE = EmbeddingConfig(cutoffs=(3, 6), div_val=2, d_embed=6)
@@ -246,6 +249,8 @@ CASES: dict[str, Case] = {
         UNTIED, n_householder=3, decay=False, d_value=5, convolution=2, recompute=True
     ),
     "gated2": gated_delta_net_2(d_value=5),
+    "rwkv": rwkv_7(n_layers=3),
+    "rwkv-one-layer": rwkv_7(ADAPTIVE, n_layers=1, d_head=3, activation="gelu", recompute=True),
     "feedback": feedback(),
     "feedback-per-layer": feedback(ADAPTIVE, projections="per-layer", attention_bias=True),
     "feedback-no-memory-norm": feedback(

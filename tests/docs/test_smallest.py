@@ -24,6 +24,7 @@ import mamba_2
 import pytest
 import relative_attention
 import rmt
+import rwkv_7
 import torch
 import transformer_xl
 from torch import Tensor
@@ -59,6 +60,7 @@ def test_sizes() -> None:
         gated_delta_net_2,
         infini,
         rmt,
+        rwkv_7,
     ],
 )
 def test_trains(
@@ -208,6 +210,21 @@ def test_neighbours_of_gated_delta_net(config: Any, version: Any) -> None:
         model, lambda x, m: gated_delta_net.read(x, m, layers, version.head), empty
     ):
         close(own, _by_head(config, memory))
+
+
+def test_rwkv_7() -> None:
+    ranks = {"decay_rank": 3, "rate_rank": 2, "value_rank": 4, "gate_rank": 5}
+    config = models.RWKV7Config(**SIZES, **ranks)
+    model = drawn(models.RWKV7(config))
+    layers = [_rwkv_7_layer(layer) for layer in model.stack()]
+
+    def by_layer(memory: Any) -> list[Any]:
+        both = zip(memory.weights[0], memory.inputs[0, :, 0], strict=True)
+        return [(list(own.unbind()), *x.split(config.d_model)) for own, x in both]
+
+    empty = by_layer(model.initial_memory(1))
+    for memory, own, _ in carried(model, lambda x, m: rwkv_7.read(x, m, layers), empty):
+        close(own, by_layer(memory))
 
 
 def test_gla() -> None:
@@ -438,6 +455,30 @@ def _delta_product_layer(layer: Any) -> dict[str, Any]:
         "dt_bias": mixer.dt_bias,
     }
     return layer_of(parts, mixer.output, layer.feed_forward)
+
+
+def _rwkv_7_layer(layer: Any) -> dict[str, Any]:
+    mixer = layer.mixer
+    names = ["query", "key", "value", "output"]
+    found = {name: getattr(mixer, name).weight.T for name in names}
+    parts = {"decay": "decay", "rate": "rate", "gate": "gate"}
+    bases = ["decay", "rate"]
+    if mixer.mixes_values:
+        parts |= {"value": "value_mix"}
+        bases += ["value"]
+    for name, part in parts.items():
+        found[f"{name}_down"] = getattr(mixer, part).down.weight.T
+        found[f"{name}_up"] = getattr(mixer, part).up.weight.T
+    found |= {f"{name}_base": getattr(mixer, f"{name}_base") for name in bases}
+    found |= {name: getattr(mixer, name) for name in ("removal", "replacement", "bonus")}
+    return found | {
+        "norm": mixer.norm_weight,
+        "norm_bias": mixer.norm_bias,
+        "shift": dict(mixer.shift.items()),
+        "channel_shift": layer.feed_forward.shift,
+        "inner": layer.feed_forward.inner.weight.T,
+        "outer": layer.feed_forward.outer.weight.T,
+    }
 
 
 def _gla_layer(layer: Any) -> dict[str, Any]:

@@ -79,6 +79,27 @@ def delta_product(config: dict[str, Any], p: Parameters) -> tuple[MatrixMixer, P
     return made, found
 
 
+def rwkv_7(config: dict[str, Any], p: Parameters) -> tuple[MatrixMixer, Parameters]:
+    names = {"query": "r_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj"}
+    found = {f"{ours}.weight": p[f"{theirs}.weight"] for ours, theirs in names.items()}
+    products = {"decay": "w", "rate": "a", "value_mix": "v", "gate": "g"}
+    for ours, theirs in products.items():
+        found[f"{ours}.down.weight"] = p[f"{theirs}_lora.lora.0.weight"]
+        found[f"{ours}.up.weight"] = p[f"{theirs}_lora.lora.2.weight"]
+    for ours, theirs in {"decay": "w", "rate": "a", "value": "v"}.items():
+        found[f"{ours}_base"] = p[f"{theirs}_lora.lora.2.bias"]
+    found |= {f"shift.{name}": p[f"x_{name}"].flatten() for name in "rwkvag"}
+    vectors = {"removal": "k_k", "replacement": "k_a", "bonus": "r_k"}
+    vectors |= {"norm_weight": "g_norm.weight", "norm_bias": "g_norm.bias"}
+    found |= {ours: p[theirs].flatten() for ours, theirs in vectors.items()}
+    ranks = {"decay": "decay", "rate": "a", "value": "v", "gate": "gate"}
+    options = {f"{o}_rank": config[f"{t}_low_rank_dim"] for o, t in ranks.items()}
+    made = models.RWKV7Config(
+        n_layers=2, d_model=config["hidden_size"], n_heads=config["num_heads"], **options
+    )
+    return layers.RWKV7TimeMixing(made, layer=1), found
+
+
 def sizes(config: dict[str, Any]) -> dict[str, Any]:
     """Options that layers with heads of a given width have."""
     width = config["head_dim"]
@@ -97,6 +118,7 @@ OURS: dict[str, Callable[[dict[str, Any], Parameters], tuple[MatrixMixer, Parame
     "GatedLinearAttention": gla,
     "KimiDeltaAttention": kda,
     "MultiScaleRetention": gla,
+    "RWKV7Attention": rwkv_7,
 }
 
 
@@ -114,9 +136,9 @@ def test_it_is_the_layer_of_fla(path: Path, implementation: str) -> None:
         for n in golden.segments:
             given = read_inputs(golden, f"seg{n}")
             inputs |= {f"seg{n}.{name}": x for name, x in given.items()}
-            y, memory = functional_call(
-                mixer, ours, (given.pop("x"), memory, implementation), given
-            )
+            first = {"first_values": given.pop("v_first")} if "v_first" in given else {}
+            read = (given.pop("x"), memory, implementation)
+            y, memory = functional_call(mixer, ours, read, first)
             golden.check(f"seg{n}.o", y)
             golden.score(f"seg{n}", y * golden.input(f"seg{n}.w_o"))
         assert memory is not None

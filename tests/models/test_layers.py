@@ -22,6 +22,7 @@ KINDS = {
     "compressive": (layers.CompressiveLayer, layers.CompressiveAttention),
     "fast-weights": (layers.FastWeightsLayer, layers.FastWeightsAttention),
     "gated-delta-net": (layers.GatedDeltaNetLayer, layers.GatedDeltaRule),
+    "rwkv-7": (layers.RWKV7Layer, layers.RWKV7TimeMixing),
     "gated-delta-net-2": (layers.GatedDeltaNet2Layer, layers.GatedDeltaRule2),
     "delta-product": (layers.DeltaProductLayer, layers.DeltaProductRule),
     "gla": (layers.GLALayer, layers.GatedLinearAttention),

@@ -9,6 +9,7 @@ import torch
 
 from golden import assert_same
 from memspan.errors import MemspanError
+from memspan.layers import RWKV7Layer
 from memspan.models import (
     DeltaProductConfig,
     GatedDeltaNet2Config,
@@ -16,6 +17,7 @@ from memspan.models import (
     GLAConfig,
     KDAConfig,
     Mamba2Config,
+    RWKV7Config,
 )
 
 SIZES: dict[str, Any] = {"n_layers": 1, "d_model": 8, "n_heads": 2, "d_ff": 12}
@@ -42,6 +44,16 @@ def test_misfits_are_refused_in_one_line(config: Any, options: dict[str, Any], s
     with pytest.raises(MemspanError, match=says) as refused:
         config(**options)
     assert "\n" not in str(refused.value)
+
+
+def test_later_layers_of_rwkv_7_need_the_values_of_the_first() -> None:
+    config = RWKV7Config(n_layers=2, d_model=8, n_heads=2, d_ff=12)
+    x = torch.randn(2, 5, 8)
+    y, memory, values = RWKV7Layer(config)(x, with_values=True)
+    later = RWKV7Layer(config, 1)
+    assert later(y, first_values=values)[1].weights.shape == memory.weights.shape
+    with pytest.raises(MemspanError, match="pass first_values, which the first one returns"):
+        later(y)
 
 
 def test_one_householder_step_is_gated_delta_net() -> None:

@@ -54,6 +54,9 @@ if TYPE_CHECKING:
     from memspan.models.rmt.config import RMTConfig as RMTConfig
     from memspan.models.rmt.model import RMT as RMT
     from memspan.models.rmt.model import RMTMemory as RMTMemory
+    from memspan.models.rwkv_7.config import RWKV7Config as RWKV7Config
+    from memspan.models.rwkv_7.model import RWKV7 as RWKV7
+    from memspan.models.rwkv_7.model import RWKV7Memory as RWKV7Memory
     from memspan.models.segments import read_in_pieces as read_in_pieces
     from memspan.models.transformer.config import TransformerConfig as TransformerConfig
     from memspan.models.transformer.model import Transformer as Transformer
@@ -84,6 +87,8 @@ __all__, __getattr__, __dir__ = lazily(
         "memspan.models.delta_product.model": ("DeltaProduct", "DeltaProductMemory"),
         "memspan.models.gated_delta_net_2.config": ("GatedDeltaNet2Config",),
         "memspan.models.gated_delta_net_2.model": ("GatedDeltaNet2", "GatedDeltaNet2Memory"),
+        "memspan.models.rwkv_7.config": ("RWKV7Config",),
+        "memspan.models.rwkv_7.model": ("RWKV7", "RWKV7Memory"),
         "memspan.models.language_model": ("LanguageModel", "Reader"),
         "memspan.models.lstm.config": ("LSTMConfig",),
         "memspan.models.lstm.model": ("LSTM", "LSTMMemory"),

@@ -16,6 +16,7 @@ from memspan.models.lstm.config import LSTMConfig
 from memspan.models.mamba_2.config import Mamba2Config
 from memspan.models.options import BackboneConfig
 from memspan.models.rmt.config import RMTConfig
+from memspan.models.rwkv_7.config import RWKV7Config
 from memspan.models.transformer.config import TransformerConfig
 from memspan.models.transformer_xl.config import TransformerXLConfig
 
@@ -32,6 +33,7 @@ MODELS: dict[str, type[BackboneConfig]] = {
     "gla": GLAConfig,
     "delta-product": DeltaProductConfig,
     "gated-delta-net-2": GatedDeltaNet2Config,
+    "rwkv-7": RWKV7Config,
     "lstm": LSTMConfig,
     "transformer": TransformerConfig,
 }

@@ -55,7 +55,7 @@ class MatrixBackbone(Backbone[M]):
         check_config(self, config, self.layer_type.mixer_type.options)
         super().__init__(config)
         self.dropout = dropout_layer(config.dropout)
-        self.layers = nn.ModuleList(self.layer_type(config) for _ in range(config.n_layers))
+        self.layers = nn.ModuleList(map(self.new_layer, range(config.n_layers)))
         self.final_norm = nn.LayerNorm(config.d_model)
         kept = [
             (p, p.detach().clone()) for n, p in self.named_parameters() if n.endswith("dt_bias")
@@ -65,6 +65,10 @@ class MatrixBackbone(Backbone[M]):
             # No bias of a product: zeros would forget within a few tokens.
             for parameter, value in kept:
                 parameter.copy_(value)
+
+    def new_layer(self, n: int) -> MatrixLayer:
+        """Layer ``n``, counted from 0."""
+        return self.layer_type(self.config)
 
     def stack(self) -> Iterator[MatrixLayer]:
         """The layers, first to last."""
@@ -86,16 +90,27 @@ class MatrixBackbone(Backbone[M]):
         """
         dtype = torch.promote_types(x.dtype, torch.float32)
         h = self.dropout(x)
-        after = []
-        for layer, before in zip(self.stack(), memory.layers(dtype), strict=True):
-            h, own = self.through(layer, h, before, implementation, documents)
-            after.append(own)
+        h, after = self.read_layers(h, memory.layers(dtype), implementation, documents)
         memory = self.memory_type(
             count_after(memory.tokens_seen, x.shape[1], documents),
             weights=torch.stack([own.weights for own in after], 1),
             inputs=torch.stack([own.inputs for own in after], 1),
         )
         return BackboneOutput(self.final_norm(h), memory, h.new_zeros(()))
+
+    def read_layers(
+        self,
+        h: Tensor,
+        memories: list[MatrixLayerMemory],
+        implementation: str | None,
+        documents: Documents | None,
+    ) -> tuple[Tensor, list[MatrixLayerMemory]]:
+        """Go through the layers: the last one's output, and every layer's memory after the segment."""
+        after = []
+        for layer, own in zip(self.stack(), memories, strict=True):
+            h, own = self.through(layer, h, own, implementation, documents)
+            after.append(own)
+        return h, after
 
     def compiled_loops(self) -> bool | None:
         """True if the chunks in C can run here, for architectures that have them."""

@@ -78,6 +78,11 @@ class Reading:
         )
         return y, carried.to(inputs.dtype)
 
+    def shift(self, x: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """The token before each of ``x [B, T, D]``, after ``inputs [B, 1, D]``, and the last one."""
+        before = x.new_tensor([1.0, 0.0]).expand(x.shape[2], 2)
+        return self.convolve(x, before, inputs)
+
 
 class MatrixMixer(nn.Module):
     """Base class of one layer's token mixing by matrices, without a residual or a norm.
@@ -107,6 +112,11 @@ class MatrixMixer(nn.Module):
         and the memory after the segment."""
         raise NotImplementedError
 
+    def reading(self, implementation: str | None, documents: Documents | None) -> Reading:
+        """The segment's, with the options' chunks."""
+        recompute = self.config.recompute and torch.is_grad_enabled()
+        return Reading(implementation, documents, Chunking(self.config.chunk_size, recompute))
+
     def initial_memory(self, batch_size: int) -> MatrixLayerMemory:
         """A memory before the first token, in float32 or better."""
         sizes = self.config.row_sizes()
@@ -127,8 +137,7 @@ class MatrixMixer(nn.Module):
             MemspanError: shapes, types or devices do not go together.
         """
         memory = check_layer(self, x, self.config.d_model, memory)
-        recompute = self.config.recompute and torch.is_grad_enabled()
-        reading = Reading(implementation, documents, Chunking(self.config.chunk_size, recompute))
+        reading = self.reading(implementation, documents)
         projected = self.project(x)
         # Sums over thousands of tokens need float32, whatever precision the products have.
         with torch.autocast(x.device.type, enabled=False):
@@ -239,26 +248,30 @@ class MatrixLayer(nn.Module):
 
     Args:
         config: the mixer's, and the feed-forward's width and dropout.
+        place: what else the mixer is made of.
     """
 
     mixer_type: ClassVar[type[MatrixMixer]]
 
-    def __init__(self, config: MatrixConfig) -> None:
+    def __init__(self, config: MatrixConfig, *place: int) -> None:
         check_config(self, config, self.mixer_type.options)
         super().__init__()
-        self.mixer = self.mixer_type(config)
+        self.mixer = self.mixer_type(config, *place)
         if config.d_ff:
-            self.feed_forward = FeedForward(
-                config.d_model, config.d_ff, config.activation, config.dropout
-            )
+            self.feed_forward = self.new_feed_forward(config, *place)
         self.mixer_norm = nn.LayerNorm(config.d_model)
         if config.d_ff:
             self.feed_forward_norm = nn.LayerNorm(config.d_model)
         self.dropout = dropout_layer(config.dropout)
 
+    def new_feed_forward(self, config: MatrixConfig, *place: int) -> nn.Module:
+        """The feed-forward sub-layer."""
+        return FeedForward(config.d_model, config.d_ff, config.activation, config.dropout)
+
     def initial_memory(self, batch_size: int) -> MatrixLayerMemory:
         """A memory before the first token, in float32 or better."""
-        return self.mixer.initial_memory(batch_size)
+        sizes = self.mixer.config.row_sizes()
+        return MatrixLayerMemory.zeros(next(self.parameters()), batch_size, sizes)
 
     def forward(
         self,
