@@ -31,8 +31,8 @@ def test_all_laws_hold(name: str, part: str) -> None:
     report = check(CarriesMemory(model if part == "model" else model.backbone), budget=300)
     others = {f.law for f in report.findings if f.outcome != "holds"}
     assert not report.broken, report
-    by_design = set() if model.backbone.cut_invariant() else {"cuts", "gradients"}
-    assert others == {"roll-back", *by_design}, report
+    by_design = set() if model.backbone.cut_invariant() else {"cuts", "gradients", "long-run"}
+    assert others == {"roll-back", "replay", *by_design}, report
 
 
 def test_a_model_without_memory_is_refused() -> None:

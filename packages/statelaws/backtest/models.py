@@ -140,6 +140,7 @@ class Cached:
             "past_key_values": cache,
             "cache": cache,
             "cache_position": places,
+            "attention_mask": inputs.new_ones(len(inputs), after),
             "position_ids": places[None].expand(len(inputs), -1),
         }
         options = {name: value for name, value in options.items() if name in self.parameters}

@@ -288,7 +288,9 @@ class Trained:
         from torchrl.modules import set_recurrent_mode
 
         rows, steps = inputs.shape[:2]
-        h, c = (part[:, None].expand(-1, steps, -1, -1).contiguous() for part in state)
+        # As an environment stores them: zeros where an episode begins.
+        new = starts[..., None, None]
+        h, c = (torch.where(new, 0.0, part[:, None].expand(-1, steps, -1, -1)) for part in state)
         data = {"obs": inputs, "h": h, "c": c, "is_init": starts[..., None]}
         with set_recurrent_mode(True):
             done = self.net(TensorDict(data, [rows, steps]))

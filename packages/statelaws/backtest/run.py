@@ -30,6 +30,7 @@ TORCH = "torch==2.13.0"
 ALSO = {
     # What a release needs beside what it asks for, or an upper bound that it forgot.
     "transformers": ["numpy<2.5"],
+    "x-transformers": ["packaging"],
     "sb3-contrib": ["numpy<2"],
     "flash-linear-attention": ["transformers<5.20"],
     "continual-inference": ["numpy<2"],
