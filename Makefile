@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help native demo test test-rest test-all smoke newest oldest check package docs docs-read docs-test figures house journeys bench bench-delta-rule instructions instructions-store bench-learning gpu chaos fuzz constraints soak clean
+.PHONY: help native demo test test-rest test-all smoke newest oldest check package docs docs-read docs-test figures house journeys vectors bench bench-delta-rule instructions instructions-store bench-learning gpu chaos fuzz constraints soak clean
 help: ## list the targets
 	@grep -E '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
@@ -102,6 +102,9 @@ house: .venv ## draw docs/house.svg anew: the rooms of the package and their lin
 
 docs-test: docs ## look at the built site in headless Chromium, which must be installed
 	PYTHONPATH=docs .docs-venv/bin/pytest -q -o addopts= docs/browser $(ARGS)
+
+vectors: .venv native ## write what each architecture computes, for other runtimes to compare with
+	$(BIN)/python tests/vectors.py vectors
 
 bench: native ## measure speed and memory against peers, in an environment of its own
 	PYTHON=$(PYTHON) sh benchmarks/environment.sh
