@@ -211,3 +211,11 @@ def test_a_data_set_has_its_own_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     parts.pop("test")
     with pytest.raises(MemspanError, match=r"no split test: .*hf:me/ducks#train \(train, dev, val"):
         load_corpus({"train": "hf:me/ducks", "test": "hf:me/ducks"})
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no named pipes")
+def test_a_pipe_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    """As the shell's <(...) gives it."""
+    os.mkfifo(tmp_path / "text")
+    with pytest.raises(MemspanError, match=r"is a pipe, .*: give - for standard input"):
+        load_corpus(str(tmp_path / "text"))

@@ -9,7 +9,7 @@ import pytest
 
 from memspan.errors import MemspanError
 from memspan.lab.data.corpora import load_corpus
-from memspan.lab.data.encodings import UNKNOWN, encoding_of
+from memspan.lab.data.encodings import UNKNOWN, encoding_hint, encoding_of
 from memspan.lab.data.prepared import prepare
 
 # ruff: noqa: RUF001 (letters that look like others)
@@ -59,7 +59,8 @@ def test_encodings_are_recognised(text: str, encoding: str, repeats: int) -> Non
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ((GERMAN * 9).encode("utf-16-le"), "UTF-16"),
+        ((GERMAN * 9).encode("utf-16-le"), "UTF-16LE"),
+        ((GERMAN * 9).encode("utf-16-be"), "UTF-16BE"),
         (RUSSIAN.encode("cp866"), UNKNOWN),
         (GERMAN.encode(), None),
         ("世界".encode()[:-1], None),
@@ -69,6 +70,12 @@ def test_encodings_are_recognised(text: str, encoding: str, repeats: int) -> Non
 )
 def test_leaves_some_encodings_unguessed(content: bytes, expected: str | None) -> None:
     assert encoding_of(content) == expected
+
+
+def test_a_text_without_a_byte_order_mark_is_quoted() -> None:
+    hint = encoding_hint("a.txt", (GERMAN * 9).encode("utf-16-le"))
+    assert hint is not None
+    assert re.search(r"looks like UTF-16LE \(.*iconv -f UTF-16LE -t UTF-8", hint)
 
 
 @pytest.mark.parametrize(

@@ -217,6 +217,11 @@ def _read_files(name: str, reading: _Reading) -> list[_File]:
         raise MemspanError("no corpus is named: give a name, a file, a folder or a glob")
     # Not Path.expanduser, which raises for an unknown user.
     path = Path(os.path.expanduser(name))
+    if path.is_fifo():
+        raise MemspanError(
+            f"{name} is a pipe, which is read once, and a corpus again and again: give - for "
+            "standard input, or write it to a file first"
+        )
     texts = _find_texts(path)
     if not texts and path.is_dir():
         raise MemspanError(f"the folder {name} has no files: give one with text in it")

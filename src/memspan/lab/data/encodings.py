@@ -67,8 +67,11 @@ def encoding_of(start: bytes) -> str | None:
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "UTF-16"
     if b"\0" in start:
-        zeros = sorted(start[half::2].count(0) / max(len(start[half::2]), 1) for half in (0, 1))
-        return "UTF-16" if zeros[0] < 0.1 and zeros[1] > 0.4 else None
+        first, second = (start[half::2].count(0) / max(len(start[half::2]), 1) for half in (0, 1))
+        # Without a byte order mark the name has to say the order: nobody can convert "UTF-16".
+        if first < 0.1 and second > 0.4:
+            return "UTF-16LE"
+        return "UTF-16BE" if second < 0.1 and first > 0.4 else None
     try:
         # The first bytes may end inside a character.
         codecs.getincrementaldecoder("utf-8")().decode(start)
