@@ -54,6 +54,9 @@ COMPILED = {
     "fast-delta": True,
     "fast-sum-attention": False,
     "gated": True,
+    "infini": True,
+    "rmt": True,
+    "rmt-associative": True,
     "feedback": True,
 }
 """Cases that are compiled as one graph, and whether with gradients."""
