@@ -272,7 +272,7 @@ CASES: dict[str, Case] = {
     "infini-one": infini(ADAPTIVE, block_length=1, d_head=6, n_layers=1),
     "rmt": rmt(),
     "rmt-associative": rmt(
-        associative=True, block_length=5, memory_tokens=5, d_memory=2, activation="gelu"
+        associative=True, block_length=5, memory_tokens=5, d_memory=8, activation="gelu"
     ),
     "rmt-lstm": rmt(UNTIED, backbone="lstm"),
     "rmt-one": rmt(ADAPTIVE, backbone="transformer-xl", block_length=1, memory_tokens=1),

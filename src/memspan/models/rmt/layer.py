@@ -9,7 +9,8 @@ the memory tokens, ``m``, are written after it, with ``φ = DPFP`` of ν = 3::
     z' = z + Σ γ k        γ = 1 - (k z + ε) / (|k|^2 + ε), between 0 and 1, without gradient
 
 so that a key that was written before does not count again in ``z``; the first block's have γ = 1. All
-memory tokens of a block are written at once.
+memory tokens of a block are written at once. The divisors may be small, so that under autocast these
+products, too, are in float32.
 """
 
 from __future__ import annotations
@@ -48,9 +49,8 @@ class AssociativeMemory(nn.Module):
             first: bool ``[B]``, true where nothing was written before: zeros are read.
             plain: by the reference.
         """
-        queries = self.query(x)
         with without_autocast(x):
-            features = feature_map(queries.to(weights.dtype), plain)
+            features = feature_map(self.query(x).to(weights.dtype), plain)
             found = features @ weights / overlap(features, key_sum, first)
             return found.to(x.dtype)
 
@@ -59,14 +59,12 @@ class AssociativeMemory(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """The memory after the layer's outputs at the memory tokens, ``x [B, M, D]``, are written.
         Other arguments: as in :meth:`read`."""
-        key = self.key(x)
-        value = self.value(x)
-        beta = self.beta(x)
         with without_autocast(x):
-            key = feature_map(key.to(weights.dtype), plain)
+            key = feature_map(self.key(x).to(weights.dtype), plain)
             divisor = overlap(key, key_sum, first)
-            value = value.to(weights.dtype) - key @ weights / divisor
-            weights_after = weights + (key * beta.to(weights.dtype).sigmoid()).mT @ value
+            value = self.value(x).to(weights.dtype) - key @ weights / divisor
+            beta = self.beta(x).to(weights.dtype).sigmoid()
+            weights_after = weights + (key * beta).mT @ value
             new = 1 - divisor / (key.square().sum(-1, keepdim=True) + EPSILON)
             new = new.clamp(0, 1).detach().masked_fill(first[:, None, None], 1)
             return weights_after, key_sum + (key * new).sum(1)
