@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from memspan.errors import MemspanError
+from memspan.ops import relative_kernel
 from memspan.ops.first_derivatives import apply, first_derivatives_only, refuse_transforms
 from memspan.ops.implementations import Implementation, check_shape, check_together, choose
 
@@ -404,13 +405,30 @@ def sdpa_is_fast(like: Tensor) -> bool:
     return float32_matmul_precision() == "highest"
 
 
+def _triton(inputs: _Inputs) -> Tensor:
+    from memspan.ops.relative_kernel import launch
+
+    q, scores = _fold_biases(inputs.q, inputs.positions)
+    return launch.attend(q, inputs.k, inputs.v, inputs.positions.keys, scores, inputs.mask)
+
+
+def _triton_obstacle(inputs: _Inputs) -> str | None:
+    if inputs.dropout:
+        return "has no dropout: use fused"
+    if inputs.received is not None:
+        return "has no attention weights to sum: use fused or reference"
+    return relative_kernel.obstacle(inputs.q, inputs.v, inputs.mask)
+
+
 IMPLEMENTATIONS: dict[str, Implementation[_Inputs, Tensor]] = {
     "sdpa": Implementation(_sdpa, _sdpa_obstacle, lambda inputs: sdpa_is_fast(inputs.q)),
+    "triton": Implementation(_triton, _triton_obstacle, lambda inputs: False),
     "fused": Implementation(_fused),
     "reference": Implementation(_reference),
 }
 """By preference. ``sdpa``: torch's attention with the position term as its mask, without gradients,
-dropout or ``received``. ``fused``: one autograd function that saves only the weights and the output.
+dropout or ``received``. ``triton``: programs for GPUs, only by name: they have not been run on one.
+``fused``: one autograd function that saves only the weights and the output.
 ``reference``: plain autograd, for double backward and ``torch.func``."""
 
 

@@ -1,0 +1,316 @@
+"""Triton programs of relative attention, proven without a GPU.
+
+    python benchmarks/relative_kernel.py shapes --shapes 10000      # in Triton's interpreter, hours
+    python benchmarks/relative_kernel.py targets                    # compiled: registers, spills
+
+``shapes``: random shapes, widths, limits and tiles; results and every gradient against the reference
+in float64. Inputs are views inside storage full of NaN, and what is written begins as NaN, with margins
+that must stay so. ``targets``: each program with its default tiles, for GPUs that need not be here. The
+status is 1 where something is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memspan.ops.relative import Positions, relative_attention
+
+LIMIT = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
+"""The largest difference from float64, as a part of the largest number of a tensor or of 1."""
+WIDTHS = (8, 16, 24, 32, 33, 48, 64, 80, 96, 128)
+MARGIN = 3
+TARGETS = (("cuda", 80, 32), ("cuda", 90, 32), ("cuda", 100, 32), ("hip", "gfx942", 64))
+FAR = 1 << 29
+"""What integers that must not be read are."""
+
+
+# ----- In the interpreter
+
+
+def guarded(t: Tensor) -> Tensor:
+    """``t`` as a view inside storage of NaN, or of integers far away."""
+    storage = t.new_full(
+        [n + 2 * MARGIN for n in t.shape], torch.nan if t.is_floating_point() else FAR
+    )
+    view = storage[tuple(slice(MARGIN, MARGIN + n) for n in t.shape)]
+    view.copy_(t.detach())
+    return view
+
+
+class Outputs:
+    """Storage for what the programs write: NaN, with margins."""
+
+    def __init__(self) -> None:
+        self._storages: list[Tensor] = []
+
+    def empty(self, like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        n = torch.Size(shape).numel()
+        storage = torch.full((n + 2 * 64,), torch.nan, dtype=dtype or like.dtype)
+        self._storages.append(storage)
+        return storage[64 : 64 + n].view(shape)
+
+    def check(self) -> None:
+        for storage in self._storages:
+            assert storage[:64].isnan().all(), "written before the beginning"
+            assert storage[-64:].isnan().all(), "written beyond the end"
+            assert storage[64:-64].isfinite().all(), "not all is written, or NaN was read"
+
+
+def limits(draw: random.Random, batch: int, n_queries: int, n_keys: int) -> tuple[Tensor, Tensor]:
+    """First and last keys ``[B or 1, T]``: the past, cut by a span, memory's empty slots, documents."""
+    slots = n_keys - n_queries
+    rows = draw.choice([1, batch])
+    last = torch.arange(slots, n_keys).expand(rows, -1)
+    first = torch.zeros_like(last)
+    if draw.random() < 0.5:
+        first = (last - draw.randint(0, n_keys)).clamp(min=0)
+    if draw.random() < 0.5:
+        valid = torch.tensor([draw.randint(0, slots) for _ in range(rows)])
+        first = first.maximum(slots - valid[:, None])
+    if draw.random() < 0.5:
+        starts = torch.rand(rows, n_queries, generator=seeded(draw)) < 0.1
+        document = torch.where(starts, last, 0).cummax(1).values
+        first = first.maximum(document)
+    return first.int(), last.int().contiguous()
+
+
+def seeded(draw: random.Random) -> torch.Generator:
+    return torch.Generator().manual_seed(draw.getrandbits(40))
+
+
+def compare(draw: random.Random) -> dict[str, Any]:
+    """One random shape: what it is, and the largest difference of each tensor."""
+    from memspan.ops.relative_kernel import launch
+
+    dtype = draw.choice([torch.float32, torch.float32, torch.float32, torch.bfloat16])
+    batch = draw.randint(1, 3)
+    n_heads = draw.randint(1, 3)
+    n_queries = draw.choice([1, draw.randint(1, 20), draw.randint(1, 90)])
+    n_keys = n_queries + draw.choice([0, 1, draw.randint(0, 90)])
+    width = draw.choice(WIDTHS)
+    value_width = draw.choice([width, width, draw.choice(WIDTHS)])
+    tiles = launch.Plan(
+        *(launch.Tiles(draw.choice([16, 32, 64]), draw.choice([16, 32, 64])) for _ in range(3))
+    )
+    shapes = {
+        "q": (batch, n_heads, n_queries, width),
+        "k": (batch, n_heads, n_keys, width),
+        "v": (batch, n_heads, n_keys, value_width),
+        "keys": (n_heads, n_keys, width),
+        "scores": (n_heads, n_keys),
+        "d_out": (batch, n_heads, n_queries, value_width),
+    }
+    generator = seeded(draw)
+    given = {
+        name: torch.randn(shape, generator=generator).to(dtype) for name, shape in shapes.items()
+    }
+    first, last = limits(draw, batch, n_queries, n_keys)
+    exact = {name: t.double().requires_grad_() for name, t in given.items()}
+    d_out = exact.pop("d_out").detach()
+    q, k, v, keys, scores = exact.values()
+    mask = launch.Limits(first, last).mask(n_keys)
+    out = relative_attention(
+        q, k, v, Positions(keys, scores), mask=mask, implementation="reference"
+    )
+    expected = (out, *torch.autograd.grad(out, list(exact.values()), d_out))
+
+    inputs = {name: guarded(t) for name, t in given.items()}
+    d_out = inputs.pop("d_out")
+    leaves = [t.requires_grad_() for t in inputs.values()]
+    outputs = Outputs()
+    with instead(launch, empty=outputs.empty, plan=lambda dtype, width: tiles):
+        term = launch.position_term
+        with instead(launch, position_term=lambda *of: guarded(term(*of))):
+            out = launch.Attention.apply(*leaves, guarded(first), guarded(last))
+            found = (out, *torch.autograd.grad(out, leaves, d_out))
+    outputs.check()
+    differences = {
+        name: ((a - b).abs().max() / b.abs().max().clamp(min=1)).item()
+        for name, a, b in zip(("out", *inputs), found, expected, strict=True)
+    }
+    case = {**shapes, "dtype": str(dtype), "tiles": [t[:2] for t in tiles]}
+    worst = max(differences.values())
+    # NaN is not below the limit.
+    assert worst < LIMIT[dtype], f"{case} differs: {differences}"
+    return {"dtype": str(dtype).removeprefix("torch."), "worst": worst}
+
+
+@contextmanager
+def instead(module: Any, **functions: Any) -> Iterator[None]:
+    """``functions`` in place of the module's of these names."""
+    before = {name: getattr(module, name) for name in functions}
+    vars(module).update(functions)
+    try:
+        yield
+    finally:
+        vars(module).update(before)
+
+
+def let_bfloat16_multiply() -> None:
+    """Mend the interpreter, which keeps bfloat16 as integers of 16 bits and multiplies those: products
+    are of float32."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    builder = interpreter.interpreter_builder
+    multiply = builder.create_dot
+
+    def dot(a: Any, b: Any, *rest: Any) -> Any:
+        if a.dtype == tl.bfloat16:
+            a = builder.create_fp_ext(a, tl.float32)
+            b = builder.create_fp_ext(b, tl.float32)
+        return multiply(a, b, *rest)
+
+    builder.create_dot = dot
+
+
+def shapes(n: int, seed: int) -> None:
+    """Compare ``n`` random shapes."""
+    os.environ["TRITON_INTERPRET"] = "1"
+    torch.set_num_threads(1)
+    let_bfloat16_multiply()
+    worst: dict[str, float] = {}
+    counts: dict[str, int] = {}
+    for index in range(seed, seed + n):
+        row = compare(random.Random(index))
+        counts[row["dtype"]] = counts.get(row["dtype"], 0) + 1
+        worst[row["dtype"]] = max(worst.get(row["dtype"], 0.0), row["worst"])
+    print(json.dumps({"shapes": counts, "worst": worst}))
+
+
+# ----- Compiled for GPUs
+
+
+def compiled(name: str, dtype: torch.dtype, width: int, target: tuple[Any, ...]) -> dict[str, Any]:
+    """What the compiler says of a program with its default tiles: bytes of shared memory, registers of
+    a thread and those that are spilled."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from memspan.ops.relative_kernel import kernel, launch
+
+    program = getattr(kernel, name)
+    kind = "*fp32" if dtype == torch.float32 else "*bf16"
+    tiles = getattr(launch.plan(dtype, width), name)
+    shape = launch.Shape(8, 16, 512, 1024, width, width)
+    constants = shape.constants(tiles, dtype)
+    options = {each: constants.pop(each) for each in ("num_warps", "num_stages")}
+    signature = {}
+    attributes = {}
+    for index, argument in enumerate(program.arg_names):
+        if argument in constants:
+            signature[argument] = "constexpr"
+        elif argument in ("first", "last", "end_query"):
+            signature[argument] = "*i32"
+        elif argument in ("totals", "inner"):
+            signature[argument] = "*fp32"
+        elif argument.startswith("scale"):
+            signature[argument] = "fp32"
+        elif argument.startswith("n_") or argument.endswith(("_batch", "_head", "_row")):
+            signature[argument] = "i32"
+        else:
+            signature[argument] = kind
+        if signature[argument].startswith("*") or argument.endswith(("_batch", "_head", "_row")):
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(program, signature, constexprs=constants, attrs=attributes)
+    result = triton.compile(source, target=GPUTarget(*target), options=options)
+    row = {
+        "program": name,
+        "dtype": str(dtype).removeprefix("torch."),
+        "width": width,
+        "target": target[1] if target[0] == "hip" else f"sm_{target[1]}",
+        "tiles": list(tiles),
+        "shared": result.metadata.shared,
+    }
+    if target[0] == "hip":
+        text = result.asm["amdgcn"]
+        row["registers"] = number(r"\.vgpr_count:\s+(\d+)", text)
+        row["spilled"] = number(r"\.vgpr_spill_count:\s+(\d+)", text)
+    else:
+        text = assembled(result.asm["ptx"], target[1])
+        row["registers"] = number(r"Used (\d+) registers", text)
+        row["spilled"] = number(r"(\d+) bytes spill stores", text)
+    return row
+
+
+def assembled(ptx: str, capability: int) -> str:
+    """The assembler's report on a program."""
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "program.ptx")
+        path.write_text(ptx, encoding="utf-8")
+        name = re.search(r"\.target (\w+)", ptx)
+        assert name is not None
+        # As Triton's own call of it.
+        command = [
+            get_ptxas(capability).path,
+            "--regAllocOptLevel=2",
+            "-v",
+            f"-arch={name[1]}",
+            path,
+            "-o",
+            path.with_suffix(".cubin"),
+        ]
+        ran = subprocess.run(command, check=False, capture_output=True, text=True)
+        assert ran.returncode == 0, ran.stderr[-1000:]
+        return ran.stdout + ran.stderr
+
+
+def number(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
+    assert found is not None, f"the compiler does not say {pattern}"
+    return int(found[1])
+
+
+def targets(widths: list[int], only: list[str]) -> None:
+    """Compile every program for every target and print a line for each."""
+    spilled = 0
+    for target in TARGETS:
+        if only and str(target[1]) not in only:
+            continue
+        for dtype in (torch.float32, torch.bfloat16):
+            for width in widths:
+                for name in ("forward", "backward_queries", "backward_keys"):
+                    row = compiled(name, dtype, width, target)
+                    spilled += row["spilled"]
+                    print(json.dumps(row), flush=True)
+    if spilled:
+        raise SystemExit("some programs spill")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    verb = verbs.add_parser("shapes", help="compare random shapes in Triton's interpreter")
+    verb.add_argument("--shapes", type=int, default=100, metavar="N")
+    verb.add_argument(
+        "--seed", type=int, default=0, help="of the first shape; the next has the next"
+    )
+    verb = verbs.add_parser("targets", help="compile for GPUs")
+    verb.add_argument("--widths", type=int, nargs="+", default=[32, 64, 128])
+    verb.add_argument("--only", nargs="+", default=[], metavar="TARGET", help="80, 90, 100, gfx942")
+    given = parser.parse_args()
+    if given.verb == "shapes":
+        shapes(given.shapes, given.seed)
+    else:
+        targets(given.widths, given.only)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

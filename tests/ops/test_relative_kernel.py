@@ -1,0 +1,114 @@
+"""Triton programs of relative attention: interpreted on the CPU, compiled for GPUs, refused here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from memspan.errors import MemspanError
+from memspan.ops import relative_kernel
+from memspan.ops.relative import IMPLEMENTATIONS, Positions, relative_attention
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "benchmarks/relative_kernel.py"
+needs_triton = pytest.mark.skipif(
+    find_spec("triton") is None, reason="needs Triton: pip install triton"
+)
+
+
+def proven(*arguments: str, interpret: bool) -> list[dict[str, Any]]:
+    """The lines that the script prints in a process of its own."""
+    environment = {**os.environ, "TRITON_INTERPRET": str(int(interpret))}
+    command = [sys.executable, SCRIPT, *arguments]
+    ran = subprocess.run(
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    return [json.loads(line) for line in ran.stdout.splitlines()]
+
+
+@needs_triton
+@pytest.mark.processes
+def test_random_shapes_agree_with_float64_in_the_interpreter() -> None:
+    """Guards of the storage included: see the script."""
+    (row,) = proven("shapes", "--shapes", "24", interpret=True)
+    assert sum(row["shapes"].values()) == 24
+    assert set(row["worst"]) == {"float32", "bfloat16"}
+
+
+@needs_triton
+@pytest.mark.processes
+@pytest.mark.parametrize("target", ["80", "90", "gfx942"])
+def test_programs_compile_without_spills(target: str) -> None:
+    rows = proven("targets", "--only", target, "--widths", "64", interpret=False)
+    assert len(rows) == 6
+    for row in rows:
+        assert row["spilled"] == 0, row
+
+
+def given(dtype: torch.dtype = torch.float32, width: int = 4) -> dict[str, Any]:
+    """Arguments of the operation for two queries, the first of which has one key of memory."""
+    q = torch.ones(1, 1, 2, width, dtype=dtype)
+    k = torch.ones(1, 1, 3, width, dtype=dtype)
+    mask = torch.ones(1, 2, 3, dtype=torch.bool).tril(1)
+    return {"q": q, "k": k, "v": k, "positions": Positions(k[0]), "mask": mask}
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"dropout": 0.1}, "the triton implementation has no dropout: use fused"),
+        ({"received": torch.zeros(1, 3)}, "has no attention weights to sum"),
+    ],
+)
+def test_options_beyond_the_programs_are_refused(option: dict[str, Any], message: str) -> None:
+    with pytest.raises(MemspanError, match=message):
+        relative_attention(**given(), **option, implementation="triton")
+
+
+def test_triton_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relative_kernel, "_installed", lambda: False)
+    with pytest.raises(MemspanError, match="needs Triton: pip install triton, or use fused"):
+        relative_attention(**given(), implementation="triton")
+
+
+@needs_triton
+def test_cpu_is_refused() -> None:
+    with pytest.raises(MemspanError, match="the triton implementation needs CUDA: use fused, or"):
+        relative_attention(**given(), implementation="triton")
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (given(torch.float16), "takes float32 and bfloat16, not float16: convert, or use fused"),
+        (given(width=129), "takes heads up to 128 wide, not 129: use fused"),
+        (
+            given() | {"mask": torch.tensor([[[True, False, False], [True, False, True]]])},
+            "takes masks that are one run of past keys per query: use fused",
+        ),
+    ],
+    ids=["half", "wide", "gap"],
+)
+def test_inputs_beyond_the_programs_are_refused(
+    changed: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from memspan.ops.relative_kernel import launch
+
+    monkeypatch.setattr(launch, "interpreted", lambda: True)
+    with pytest.raises(MemspanError, match=message):
+        relative_attention(**changed, implementation="triton")
+
+
+def test_programs_are_chosen_by_name_alone() -> None:
+    """Also where they could run: nobody has measured them."""
+    assert not IMPLEMENTATIONS["triton"].suits(None)  # type: ignore[arg-type]
