@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -308,93 +311,6 @@ def _() -> dict[str, Make]:
     return {"LSTMModule": Trained}
 
 
-class Rollouts:
-    """RecurrentPPO's policy and buffer: two layers, states of all steps stored, windows replayed."""
-
-    claims = Claims()
-    inputs = Inputs(width=3)
-    layers = 2
-    size = 8
-
-    def __init__(self) -> None:
-        import numpy as np
-        from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
-
-        try:
-            from gymnasium import spaces
-        except ImportError:
-            from gym import spaces
-        torch.manual_seed(0)
-        box = spaces.Box(-9, 9, (3,), dtype=np.float32)
-        self.spaces = box, spaces.Discrete(4)
-        self.module = RecurrentActorCriticPolicy(
-            *self.spaces, lambda _: 1e-3, lstm_hidden_size=self.size, n_lstm_layers=self.layers
-        )
-
-    def start(self, batch_size: int) -> Any:
-        zeros = torch.zeros(self.layers, batch_size, self.size)
-        return zeros, zeros.clone()
-
-    def read(self, inputs: Tensor, state: Any) -> Any:
-        outputs = []
-        for t in range(inputs.shape[1]):
-            new = torch.zeros(len(inputs))
-            spread, state = self.module.get_distribution(inputs[:, t], state, new)
-            outputs.append(spread.distribution.logits)
-        return torch.stack(outputs, 1), state
-
-    def reset(self, state: Any, rows: Tensor) -> Any:
-        return tuple(torch.where(rows[:, None], 0.0, part) for part in state)
-
-    def replay(self, inputs: Tensor, state: Any, starts: Tensor) -> Tensor:
-        """Fill a buffer with the stored states, and compute as training does from its samples."""
-        import numpy as np
-        from sb3_contrib.common.recurrent.buffers import RecurrentRolloutBuffer
-        from sb3_contrib.common.recurrent.type_aliases import RNNStates
-
-        rows, steps = inputs.shape[:2]
-        shape = (steps, self.layers, rows, self.size)
-        buffer = RecurrentRolloutBuffer(steps, *self.spaces, shape, "cpu", n_envs=rows)
-        stored = RNNStates(state, state)
-        values = torch.zeros(rows)
-        for t in range(steps):
-            new = starts[:, t].float().numpy() if t else np.ones(rows) * starts[:, 0].numpy()
-            zeros = np.zeros(rows)
-            x = inputs[:, t].detach().numpy()
-            buffer.add(x, zeros[:, None], zeros, new, values, values, lstm_states=stored)
-        buffer.compute_returns_and_advantage(values, np.zeros(rows))
-        indices = np.arange(rows * steps)
-        for name in ("observations", "actions", "values", "log_probs", "advantages", "returns",
-                     "hidden_states_pi", "cell_states_pi", "hidden_states_vf", "cell_states_vf",
-                     "episode_starts"):  # fmt: skip
-            value = getattr(buffer, name)
-            if name.endswith(("_pi", "_vf")):
-                value = value.swapaxes(1, 2)
-            setattr(buffer, name, buffer.swap_and_flatten(value))
-        change = np.zeros((rows, steps), dtype=np.float32)
-        change[:, 0] = 1
-        sample = buffer._get_samples(indices, change.reshape(-1, 1))
-        features = self.module.extract_features(sample.observations)
-        features = features[0] if isinstance(features, tuple) else features
-        given = sample.lstm_states.pi, sample.episode_starts
-        latent, _ = self.module._process_sequence(features, *given, self.module.lstm_actor)
-        latent = self.module.mlp_extractor.forward_actor(latent)
-        logits = self.module._get_action_dist_from_latent(latent).distribution.logits
-        mask = sample.mask > 1e-8
-        return logits[mask].view(rows, steps, -1)
-
-    def select(self, state: Any, rows: Tensor) -> Any:
-        return tuple(part[:, rows].contiguous() for part in state)
-
-    def copy(self, state: Any) -> Any:
-        return tuple(part.clone() for part in state)
-
-
-@bug("recurrent-ppo-reshaped-states")
-def _() -> dict[str, Make]:
-    return {"RecurrentPPO": Rollouts}
-
-
 # ----- litgpt, continual-inference, fla's cache
 
 
@@ -497,6 +413,21 @@ def _() -> dict[str, Make]:
     return {"two convolutions": Buffered}
 
 
+@functools.cache
+def fla_models_utils() -> Any:
+    """fla's module of caches alone: the package itself imports triton."""
+    found = importlib.util.find_spec("fla")
+    assert found
+    assert found.submodule_search_locations
+    path = Path(found.submodule_search_locations[0]) / "models" / "utils.py"
+    spec = importlib.util.spec_from_file_location("fla_models_utils", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 class OverCache:
     """Two layers of rotary attention over fla's cache, as its attention layers use it."""
 
@@ -517,9 +448,7 @@ class OverCache:
         large(self.module)
 
     def start(self, batch_size: int) -> Any:
-        from fla.models.utils import Cache
-
-        return Cache()
+        return fla_models_utils().Cache()
 
     def read(self, inputs: Tensor, state: Any) -> Any:
         x = inputs

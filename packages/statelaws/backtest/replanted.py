@@ -257,3 +257,39 @@ class KeepsItsCache(Layer):
 @bug("lag-llama-cache")
 def _() -> dict[str, Make]:
     return {"attention": KeepsItsCache}
+
+
+class Stored(Layer):
+    """Two layers; states are stored rows first, and reshaped where axes are to be swapped."""
+
+    claims = Claims()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module["cells"] = nn.GRU(WIDTH, WIDTH, num_layers=2, batch_first=True)
+
+    def start(self, batch_size: int) -> Any:
+        return (torch.zeros(batch_size, 2, WIDTH),)
+
+    def read(self, inputs: Tensor, state: Any) -> Any:
+        y, h = self.module["cells"](inputs, state[0].transpose(0, 1).contiguous())
+        return y, (h.transpose(0, 1),)
+
+    def reset(self, state: Any, rows: Tensor) -> Any:
+        return (torch.where(rows[:, None, None], 0.0, state[0]),)
+
+    def replay(self, inputs: Tensor, state: Any, starts: Tensor) -> Tensor:
+        stored = state[0]
+        if self.faulty:
+            stored = stored.reshape(2, len(inputs), WIDTH).transpose(0, 1)
+        state = (stored,)
+        outputs = []
+        for t in range(inputs.shape[1]):
+            y, state = self.read(inputs[:, t : t + 1], self.reset(state, starts[:, t]))
+            outputs.append(y)
+        return torch.cat(outputs, 1)
+
+
+@bug("recurrent-ppo-reshaped-states")
+def _() -> dict[str, Make]:
+    return {"two layers": Stored}

@@ -31,7 +31,7 @@ ALSO = {
     # What a release needs beside what it asks for, or an upper bound that it forgot.
     "transformers": ["numpy<2.5"],
     "x-transformers": ["packaging"],
-    "sb3-contrib": ["numpy<2"],
+    "native-sparse-attention-pytorch": ["tqdm"],
     "flash-linear-attention": ["transformers<5.20"],
     "continual-inference": ["numpy<2"],
 }
@@ -114,8 +114,6 @@ def environment(package: str, version: str, folder: Path) -> str:
         subprocess.run(["uv", "venv", "-q", "--clear", "--python", sys.executable, home], **quiet)
         wanted = [f"{package}=={version}", TORCH, *ALSO.get(package, [])]
         install = ["uv", "pip", "install", "-q", "--python", python, *wanted]
-        # For sources of 2022.
-        install += ["--build-constraints", str(HERE / "build-constraints.txt")]
         subprocess.run(install, **quiet)
         done.touch()
     return str(python)
