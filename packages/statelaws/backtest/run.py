@@ -138,6 +138,9 @@ def verdict(bug: dict[str, Any], result: dict[str, Any]) -> str:
         return "found"
     if gone:
         return "found by another law"
+    after = result["fixed"].get("models", {}).values()
+    if broken(result["faulty"]) and all(model["findings"][0]["law"] == "all" for model in after):
+        return "seen, and its repair could not be read"
     if broken(result["faulty"]):
         return "seen, and after the repair too" if bug["law"] != "none" else "missed, as expected"
     if all(_refused(model) for model in result["faulty"]["models"].values()):
@@ -167,7 +170,8 @@ def mended(result: dict[str, Any]) -> set[str]:
 
 def _less(now: dict[str, Any], before: dict[str, Any]) -> bool:
     if now["outcome"] != "broken":
-        return now["outcome"] in ("holds", "inconclusive")
+        # Some repairs refuse what was wrong.
+        return now["outcome"] in ("holds", "inconclusive", "refused")
     much = 5 * (now["difference"] or 1) < (before["difference"] or 0)
     return much or tokens(now["detail"]) > tokens(before["detail"])
 
