@@ -213,7 +213,7 @@ def stand_ins(tree: Path) -> None:
     stand_in("fla.ops.gated_delta_product", chunk_gated_delta_product=product)
     stand_in("fla.ops.gated_delta_rule", fused_recurrent_gated_delta_rule=None)
     gla = rule(tree, "gla")
-    stand_in("fla.ops.gla", chunk_gla=gla, fused_chunk_gla=gla, fused_recurrent_gla=gla)
+    stand_in("fla.ops.gla", chunk_gla=None, fused_chunk_gla=None, fused_recurrent_gla=gla)
     retain = retention(tree)
     names = ("chunk", "fused_chunk", "fused_recurrent", "parallel")
     stand_in("fla.ops.retention", **{f"{name}_retention": retain for name in names})
