@@ -36,25 +36,23 @@ def _store(pointer, tile, rows, n_rows, WIDTH: tl.constexpr, COLUMNS: tl.constex
 
 
 @triton.jit
-def _scores(q, k, by_distance, at, seen, scale_log2, PRECISION: tl.constexpr):
+def _scores(rows, columns, by_distance, at, seen, scale_log2, PRECISION: tl.constexpr):
     """``A log2(e)`` of a tile, ``-inf`` where a query does not see the key."""
     position = tl.load(by_distance + at, mask=seen, other=0.0).to(tl.float32)
-    scores = (tl.dot(q, tl.trans(k), input_precision=PRECISION) + position) * scale_log2
+    scores = (tl.dot(rows, tl.trans(columns), input_precision=PRECISION) + position) * scale_log2
     return tl.where(seen, scores, float("-inf"))
 
 
 @triton.jit
 def _see(first, last, keys, n_keys):
-    """True where the query of a row sees the key of a column."""
-    inside = (keys[None] >= first[:, None]) & (keys[None] <= last[:, None])
-    return inside & (keys < n_keys)[None]
+    """True where a query sees the key; queries are one side of the tile and keys the other."""
+    return (keys >= first) & (keys <= last) & (keys < n_keys)
 
 
 @triton.jit
 def _skew(queries, keys, n_queries, n_keys, stride):
     """Places of ``P[i, S - T + i - j]`` for a tile of queries and keys."""
-    distance = (n_keys - n_queries + queries)[:, None] - keys[None]
-    return queries.to(tl.int64)[:, None] * stride + distance
+    return queries.to(tl.int64) * stride + (n_keys - n_queries + queries - keys)
 
 
 @triton.jit
@@ -90,9 +88,9 @@ def forward(
     end = tl.max(last_seen) + 1
     for start in range(begin, end, KEYS):
         keys = start + tl.arange(0, KEYS)
-        seen = _see(first_seen, last_seen, keys, n_keys)
+        seen = _see(first_seen[:, None], last_seen[:, None], keys[None], n_keys)
         k_tile = _tile(k, keys, n_keys, k_row, WIDTH, COLUMNS)
-        at = _skew(queries, keys, n_queries, n_keys, p_row)
+        at = _skew(queries[:, None], keys[None], n_queries, n_keys, p_row)
         scores = _scores(q_tile, k_tile, by_distance, at, seen, scale_log2, PRECISION)
         now = tl.maximum(largest, tl.max(scores, 1))
         # A query that has seen no key yet: minus infinity has no difference from itself.
@@ -154,15 +152,15 @@ def backward_queries(
     end = tl.max(last_seen) + 1
     for start in range(begin, end, KEYS):
         keys = start + tl.arange(0, KEYS)
-        seen = _see(first_seen, last_seen, keys, n_keys)
+        seen = _see(first_seen[:, None], last_seen[:, None], keys[None], n_keys)
         k_tile = _tile(k, keys, n_keys, k_row, WIDTH, COLUMNS)
         v_tile = _tile(v, keys, n_keys, v_row, VALUE_WIDTH, VALUE_COLUMNS)
-        at = _skew(queries, keys, n_queries, n_keys, p_row)
+        at = _skew(queries[:, None], keys[None], n_queries, n_keys, p_row)
         scores = _scores(q_tile, k_tile, by_distance, at, seen, scale_log2, PRECISION)
         weights = tl.exp2(scores - sums[:, None])
         d_weights = tl.dot(g_tile, tl.trans(v_tile), input_precision=PRECISION)
         d_scores = (weights * (d_weights - product[:, None]) * scale).to(k_tile.dtype)
-        at = _skew(queries, keys, n_queries, n_keys, d_row)
+        at = _skew(queries[:, None], keys[None], n_queries, n_keys, d_row)
         tl.store(d_by_distance + at, d_scores, mask=seen)
         found += tl.dot(d_scores, k_tile, input_precision=PRECISION)
     d_q += pair * n_queries * WIDTH
@@ -209,17 +207,17 @@ def backward_keys(
         exists = queries < n_queries
         first_seen = tl.load(first + row * limits_batch + queries, mask=exists, other=n_keys)
         last_seen = tl.load(last + row * limits_batch + queries, mask=exists, other=-1)
-        seen = _see(first_seen, last_seen, keys, n_keys)
+        seen = _see(first_seen[None], last_seen[None], keys[:, None], n_keys)
         q_tile = _tile(q, queries, n_queries, q_row, WIDTH, COLUMNS)
         g_tile = _tile(d_out, queries, n_queries, g_row, VALUE_WIDTH, VALUE_COLUMNS)
         sums = tl.load(totals + queries, mask=exists, other=0.0)
         product = tl.load(inner + queries, mask=exists, other=0.0)
-        at = _skew(queries, keys, n_queries, n_keys, p_row)
-        scores = _scores(q_tile, k_tile, by_distance, at, seen, scale_log2, PRECISION)
-        weights = tl.exp2(scores - sums[:, None])
-        found_v += tl.dot(tl.trans(weights.to(g_tile.dtype)), g_tile, input_precision=PRECISION)
-        d_weights = tl.dot(g_tile, tl.trans(v_tile), input_precision=PRECISION)
-        d_scores = (weights * (d_weights - product[:, None]) * scale).to(q_tile.dtype)
-        found_k += tl.dot(tl.trans(d_scores), q_tile, input_precision=PRECISION)
+        at = _skew(queries[None], keys[:, None], n_queries, n_keys, p_row)
+        scores = _scores(k_tile, q_tile, by_distance, at, seen, scale_log2, PRECISION)
+        weights = tl.exp2(scores - sums[None])
+        found_v += tl.dot(weights.to(g_tile.dtype), g_tile, input_precision=PRECISION)
+        d_weights = tl.dot(v_tile, tl.trans(g_tile), input_precision=PRECISION)
+        d_scores = (weights * (d_weights - product[None]) * scale).to(q_tile.dtype)
+        found_k += tl.dot(d_scores, q_tile, input_precision=PRECISION)
     _store(d_k + pair * n_keys * WIDTH, found_k, keys, n_keys, WIDTH, COLUMNS)
     _store(d_v + pair * n_keys * VALUE_WIDTH, found_v, keys, n_keys, VALUE_WIDTH, VALUE_COLUMNS)

@@ -69,9 +69,12 @@ class Plan(NamedTuple):
 
 def plan(dtype: torch.dtype, width: int) -> Plan:
     """The default tiles for heads of this type and width."""
-    if dtype == torch.float32 or width > 64:
-        return Plan(Tiles(64, 32), Tiles(32, 32), Tiles(32, 32))
-    return Plan(Tiles(64, 64), Tiles(64, 64), Tiles(64, 64))
+    if dtype == torch.float32:
+        exact = Tiles(32, 32, warps=8) if width <= 64 else Tiles(16, 32, warps=8)
+        return Plan(exact, exact, exact)
+    if width <= 64:
+        return Plan(Tiles(64, 64), Tiles(32, 32), Tiles(64, 64, warps=8))
+    return Plan(Tiles(64, 32), Tiles(32, 32), Tiles(32, 32, warps=8))
 
 
 class Shape(NamedTuple):
