@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import small_models
 from small_models import Convolved, Gated, State
-from statelaws import Claims, Function, Inputs, RefusedError, check
+from statelaws import Claims, Function, Inputs, Recurrent, RefusedError, StatelawsError, check
 from statelaws.floor import perturbed
 from statelaws.laws import NAMES
 
@@ -361,4 +361,10 @@ def test_a_module_that_contains_itself_is_refused() -> None:
     model: Any = Gated()
     model.module.module = model.module
     with pytest.raises(ValueError, match="let module be a property that returns self"):
+        check(model)
+
+
+@pytest.mark.parametrize("model", [torch.nn.GRU(8, 8), Recurrent])
+def test_a_bare_layer_or_a_class_is_refused(model: Any) -> None:
+    with pytest.raises(StatelawsError, match=r"make it one by Recurrent\(layer\)"):
         check(model)

@@ -44,6 +44,11 @@ def check(
         raise StatelawsError(f"there is no law {unknown[0]!r}: use {', '.join(NAMES)}")
     if not budget > 0:
         raise StatelawsError(f"budget must be a positive number of seconds, not {budget!r}")
+    if not isinstance(getattr(model, "module", None), torch.nn.Module):
+        raise StatelawsError(
+            f"{model!r:.60} is not a model with the functions of Stateful: make it one by "
+            "Recurrent(layer), Function(...) or Causal(model), or give an object of your class"
+        )
     if any(child is model.module for child in model.module.children()):
         raise StatelawsError(ITSELF)
     if any(each.is_meta for each in (*model.module.parameters(), *model.module.buffers())):
