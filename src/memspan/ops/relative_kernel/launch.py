@@ -68,13 +68,10 @@ class Plan(NamedTuple):
 
 
 def plan(dtype: torch.dtype, width: int) -> Plan:
-    """The default tiles for heads of this type and width."""
+    """The default tiles for heads of this type and width, which spill on no target tried."""
     if dtype == torch.float32:
-        exact = Tiles(32, 32, warps=8) if width <= 64 else Tiles(16, 32, warps=8)
-        return Plan(exact, exact, exact)
-    if width <= 64:
-        return Plan(Tiles(64, 64), Tiles(32, 32), Tiles(64, 64, warps=8))
-    return Plan(Tiles(64, 32), Tiles(32, 32), Tiles(32, 32, warps=8))
+        return Plan(Tiles(16, 32), Tiles(16, 16), Tiles(16, 32))
+    return Plan(Tiles(64, 64 if width <= 64 else 32), Tiles(32, 32), Tiles(32, 32))
 
 
 class Shape(NamedTuple):
