@@ -35,7 +35,7 @@ WIDTHS = (8, 16, 24, 32, 33, 48, 64, 80, 96, 128)
 MARGIN = 3
 TARGETS = (("cuda", 80, 32), ("cuda", 90, 32), ("cuda", 100, 32), ("hip", "gfx942", 64))
 FAR = 1 << 29
-"""What integers that must not be read are."""
+"""Integers that must not be read."""
 
 
 # ----- In the interpreter
@@ -196,8 +196,8 @@ def shapes(n: int, seed: int) -> None:
 
 
 def compiled(name: str, dtype: torch.dtype, width: int, target: tuple[Any, ...]) -> dict[str, Any]:
-    """What the compiler says of a program with its default tiles: bytes of shared memory, registers of
-    a thread and those that are spilled."""
+    """Bytes of shared memory, registers of a thread and those that are spilled, as the compiler reports
+    them of a program with its default tiles."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource

@@ -16,6 +16,7 @@ import types
 from pathlib import Path
 
 import pytest
+import torch
 
 import memspan
 
@@ -61,6 +62,11 @@ def main() -> None:
         module = importlib.import_module(f"memspan.models.{path.parent.name}.{path.stem}")
         for block in re.findall(r"^if TYPE_CHECKING:\n((?:    .+\n)+)", path.read_text(), re.M):
             exec(textwrap.dedent(block), vars(module))
+
+    # A memory's fields may be its base class's, whose names its own module does not have.
+    for path in MODELS.glob("*/model.py"):
+        module = importlib.import_module(f"memspan.models.{path.parent.name}.model")
+        vars(module).setdefault("Tensor", torch.Tensor)
 
     from beartype.roar import BeartypeCallHintViolation
 

@@ -41,7 +41,9 @@ class Rotary(nn.Module):
         angles = torch.arange(k.shape[-2])[:, None] * 10000.0**-steps
 
         def turned(x: Tensor) -> Tensor:
-            sine, cosine = angles[-x.shape[-2] :].sin(), angles[-x.shape[-2] :].cos()
+            own = angles[-x.shape[-2] :]
+            sine = own.sin()
+            cosine = own.cos()
             a, b = x.chunk(2, -1)
             return torch.cat([a * cosine - b * sine, a * sine + b * cosine], -1)
 

@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from memspan.errors import MemspanError
-from memspan.ops import relative_kernel
 from memspan.ops.first_derivatives import apply, first_derivatives_only, refuse_transforms
 from memspan.ops.implementations import Implementation, check_shape, check_together, choose
 
@@ -417,6 +416,8 @@ def _triton_obstacle(inputs: _Inputs) -> str | None:
         return "has no dropout: use fused"
     if inputs.received is not None:
         return "has no attention weights to sum: use fused or reference"
+    from memspan.ops import relative_kernel
+
     return relative_kernel.obstacle(inputs.q, inputs.v, inputs.mask)
 
 
