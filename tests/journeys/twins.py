@@ -47,7 +47,14 @@ def twin(preset: str) -> RunConfig[Any]:
     vocabulary = (config.data.vocab_size or 1) / VOCABULARY
     # The smallest width that an adaptive softmax divides.
     width = max(16, config.embedding.div_val ** len(config.embedding.cutoffs))
-    model = {"n_layers": 2, "d_model": width, "n_heads": 2, "d_head": 8, "d_ff": 16}
+    model = {
+        "n_layers": 2,
+        "d_model": width,
+        "n_heads": 2,
+        "d_head": 8,
+        "d_ff": 16,
+        "memory_tokens": 2,
+    }
     train = {
         "steps": 2, "batch_size": 2, "curriculum_steps": 1, "accumulate_from": 1, "evaluate_every": 1,
         "evaluate_tokens": 32, "save_every": 1, "sample_tokens": 2, "device": "cpu",
