@@ -269,7 +269,7 @@ def test_setting_fields_of_a_copy_is_refused_with_a_remedy() -> None:
 def test_a_checkpoint_is_loaded_before_any_model_is_made(tmp_path: Path) -> None:
     """As Lightning does: classes of memories have not been imported then."""
     for n, name in enumerate(ONE_OF_EACH.values()):
-        torch.save(CASES[name].shared_model().initial_memory(2), tmp_path / f"{n}.pt")
+        torch.save(CASES[name].shared_model().initial_memory(2), tmp_path / f"{n:02}.pt")
     program = (
         "import sys, pathlib, torch; from memspan.models import LanguageModel\n"
         "for path in sorted(pathlib.Path(sys.argv[1]).iterdir()): print(torch.load(path))"
