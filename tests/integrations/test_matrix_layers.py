@@ -28,10 +28,11 @@ def mamba_2() -> tuple[nn.Module, Any, MatrixMixer, Callable[[Parameters], Param
         hidden_size=D, chunk_size=16, layer_norm_epsilon=1e-6, num_hidden_layers=1, **sizes
     )
     options = models.Mamba2Config(d_model=D, n_heads=4, n_groups=2, d_state=6)
-    z, x, state = [32, 32, 12]
+    inner = 32
+    state = 12
 
     def ours(p: Parameters) -> Parameters:
-        gate, value, key, query, step = p["in_proj.weight"].split([z, x, state, state, 4])
+        gate, value, key, query, step = p["in_proj.weight"].split([inner, inner, state, state, 4])
         found = {"output_gate": gate, "value": value, "key": key, "query": query, "step": step}
         return {f"{name}.weight": t for name, t in found.items()} | {
             "convolution": by_query(p["conv1d.weight"].squeeze(1)),
@@ -43,7 +44,7 @@ def mamba_2() -> tuple[nn.Module, Any, MatrixMixer, Callable[[Parameters], Param
 
     def by_query(channels: Tensor) -> Tensor:
         """Theirs are x, B and C."""
-        return torch.cat(channels.split([x, state, state])[::-1])
+        return torch.cat(channels.split([inner, state, state])[::-1])
 
     return kind.Mamba2Mixer(config, 0), config, layers.Mamba2Mixer(options), ours
 

@@ -37,7 +37,8 @@ def head(x, memory, w, block_length, delta):
         new = values - recall(keys, M, z) if delta else values
         M = M + features.T @ new
         z = z + features.sum(0)
-        keys, values = keys[:0], values[:0]
+        keys = keys[:0]
+        values = values[:0]
     return y[0], (M, z, keys, values)
 
 

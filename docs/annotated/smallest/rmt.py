@@ -50,7 +50,8 @@ def read(text, memory, layers, first, block_length):
         _, y, written = h.split([len(tokens), len(block), len(tokens)])
         outputs.append(y[len(y) - len(more) :])
         if len(block) == block_length:
-            tokens, block = written, block[:0]
+            tokens = written
+            block = block[:0]
     return torch.cat(outputs), (tokens, block)
 
 

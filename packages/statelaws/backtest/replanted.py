@@ -155,7 +155,8 @@ class Roomy(Layer):
         if self.faulty and inputs.shape[1] == 1 and room_k.shape[1] >= self.chunk:
             # What is kept should be counted in tokens.
             cut = room_k.shape[1] - self.chunk + 1
-            room_k, room_v = room_k[:, cut:], room_v[:, cut:]
+            room_k = room_k[:, cut:]
+            room_v = room_v[:, cut:]
             begins += cut
         held = offset - begins
         k, v = (torch.cat([old[:, :held], new], 1) for old, new in ((room_k, k), (room_v, v)))
@@ -167,7 +168,8 @@ class Roomy(Layer):
         drop = max(0, (offset // self.chunk) * self.chunk - begins)
         drop = min(drop, k.shape[1])
         if not self.faulty or inputs.shape[1] > 1:
-            k, v = k[:, drop:], v[:, drop:]
+            k = k[:, drop:]
+            v = v[:, drop:]
             begins += drop
         spare = -k.shape[1] % self.step
         k, v = (nn.functional.pad(each, (0, 0, 0, spare)) for each in (k, v))

@@ -13,8 +13,8 @@ from memspan.models.fast_weights.model import FastWeights, FastWeightsMemory
 from memspan.models.in_place import InPlaceReader, refuse_non_finite
 from memspan.models.one_token import packed_stack
 from memspan.ops.fast_weights import compiled as delta_rule_loop
-from memspan.ops.fast_weights.compiled import CompiledStep
 from memspan.ops.fast_weights.feature_maps import DPFP
+from memspan.ops.fast_weights.one_token import CompiledStep
 
 
 class FastWeightsReader(InPlaceReader[FastWeightsMemory]):

@@ -11,7 +11,7 @@ from memspan.models.in_place import InPlaceReader, refuse_non_finite
 from memspan.models.matrix.mixer import EPSILON, MatrixLayerMemory
 from memspan.models.one_token import StepsInC, packed_stack
 from memspan.ops.fast_weights import compiled as delta_rule_loop
-from memspan.ops.fast_weights.compiled import CompiledGatedStep
+from memspan.ops.fast_weights.one_token import CompiledGatedStep
 
 
 class GatedDeltaNetReader(InPlaceReader[GatedDeltaNetMemory], StepsInC[CompiledGatedStep]):

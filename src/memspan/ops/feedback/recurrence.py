@@ -300,7 +300,7 @@ def _graph_loop(
     return loops, Options(*options), _forward(loops, Options(*options), given)
 
 
-# Written out: torch 2.6 cannot infer a schema from list[Tensor].
+# Written out, since the functions take these as ``*inputs``.
 _SCHEMA = (
     "Tensor[] tensors, str[] names, int span, str activation, float eps, bool norms_memory, "
     "float weights_scale, float scale, str? implementation"
