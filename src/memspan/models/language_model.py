@@ -313,7 +313,7 @@ class Reader:
         model: LanguageModel,
         memory: Memory | None,
         batch_size: int,
-        options: dict[str, object],
+        options: dict[str, Any],
         precision: Precision | None = None,
     ) -> None:
         self._model = model

@@ -119,15 +119,25 @@ class Backbone(Defaults[M]):
         by = read_whole if self.knows_documents else read_in_pieces
         return by(read, x, memory, starts, lengths, padding)
 
-    def reader(self, memory: M | None, batch_size: int, **options: Any) -> BackboneReader[M]:
+    def reader(
+        self, memory: M | None, batch_size: int, *, cuda_graph: bool = False, **options: Any
+    ) -> BackboneReader[M]:
         """Read on without gradients, as fast as can be, in evaluation mode.
 
         Args:
             memory: what was read before (None: nothing, in ``batch_size`` rows).
             batch_size: rows, B, where there is no memory to take them from.
+            cuda_graph: launch the pass of a single token as one CUDA graph.
             options: more arguments of ``forward``.
+
+        Raises:
+            MemspanError: a CUDA graph is asked for where there is no CUDA, or where modules have hooks.
         """
         memory = self.own_memory(memory, batch_size)
+        if cuda_graph:
+            from memspan.models.captured import CapturedReader
+
+            return CapturedReader(self, memory, **options)
         caches = self.is_as_made() and has_versions(self)
         kind = self.reader_type() if caches else PassReader
         return kind(self, memory, **options)

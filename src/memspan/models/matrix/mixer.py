@@ -80,7 +80,7 @@ class Reading:
 
     def shift(self, x: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """The token before each of ``x [B, T, D]``, after ``inputs [B, 1, D]``, and the last one."""
-        before = x.new_tensor([1.0, 0.0]).expand(x.shape[2], 2)
+        before = torch.eye(1, 2, dtype=x.dtype, device=x.device).expand(x.shape[2], 2)
         return self.convolve(x, before, inputs)
 
 

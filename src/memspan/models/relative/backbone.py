@@ -113,15 +113,17 @@ class RelativeBackbone(Backbone[M]):
         *,
         attention_span: str | None = None,
         clamp_length: int | None = None,
+        cuda_graph: bool = False,
     ) -> BackboneReader[M]:
         """A reader that caches the keys and values of memory, with another span or clamp than the
         model's (None: as configured). The models of Transformer-XL's paper were trained with span
-        ``segment`` and scored with ``fixed`` and a clamp.
+        ``segment`` and scored with ``fixed`` and a clamp. ``cuda_graph``: see :meth:`Backbone.reader`;
+        keys and values of memory are then projected for each token.
         """
         span = self.span(attention_span, clamp_length)
         memory = self.own_memory(memory, batch_size)
         span.check_slots(sum(memory.slots().values()))
-        return super().reader(memory, batch_size, span=span)
+        return super().reader(memory, batch_size, span=span, cuda_graph=cuda_graph)
 
     def reader_type(self) -> Callable[..., BackboneReader[M]]:
         from memspan.models.relative.reader import RelativeReader

@@ -92,7 +92,12 @@ class Transformer(Backbone[Memory]):
         return self.own_memory(memory, like.batch_size)
 
     def reader(  # type: ignore[override]
-        self, memory: Memory | None, batch_size: int, window: int | None = None
+        self,
+        memory: Memory | None,
+        batch_size: int,
+        window: int | None = None,
+        *,
+        cuda_graph: bool = False,
     ) -> BackboneReader[Memory]:
         """See :meth:`Backbone.reader`; ``window``: see :class:`WindowOptions`."""
         memory = self.own_memory(memory, batch_size)
@@ -108,7 +113,7 @@ class Transformer(Backbone[Memory]):
                 nothing = zeros_for(self.final_norm.weight, len(seen), 0, self.config.d_model)
                 memory = TransformerWindow(seen, nothing, torch.zeros_like(seen))
             memory = memory.of_slots(window - 1)
-        return super().reader(memory, batch_size)
+        return super().reader(memory, batch_size, cuda_graph=cuda_graph)
 
     def longest_segment(self, memory: Memory, window: int | None = None) -> int | None:  # type: ignore[override]
         """Half the window, so that every token sees the other half; a longer stride is allowed."""
