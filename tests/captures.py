@@ -41,13 +41,22 @@ HOST = {
 """Functions that copy to or from the host; on the CPU some never reach the dispatcher."""
 
 
-class _Functions(TorchFunctionMode):
+class Waits(TorchFunctionMode):
+    """Lists functions that copy to or from the host, by name."""
+
+    def __init__(self, forbidden: bool = False) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self._forbidden = forbidden
+
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         name = resolve_name(func) or getattr(func, "__name__", "")
-        assert name not in HOST, f"{name} copies to or from the host"
-        if name in ("torch.Tensor.__getitem__", "torch.Tensor.__setitem__"):
+        if name in HOST:
+            self.names.append(name)
+        assert not (self.names and self._forbidden), f"{name} copies to or from the host"
+        if self._forbidden and name.endswith(("__getitem__", "__setitem__")):
             at = args[1] if isinstance(args[1], tuple) else (args[1],)
             assert not any(isinstance(i, list) for i in at), (
                 f"{name}: a list is copied to the device"
@@ -69,7 +78,7 @@ class Capturable(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._made: list[tuple[str, weakref.ref[Tensor]]] = []
-        self._functions = _Functions()
+        self._functions = Waits(forbidden=True)
 
     def __enter__(self) -> Capturable:
         self._functions.__enter__()

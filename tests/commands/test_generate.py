@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from architectures import CASES, ONE_OF_EACH, randomise
+from captures import Waits, graphs_on_cpu
 from memspan import concatenate
 from memspan.errors import MemspanError
 from memspan.lab.data.token_files import Identity
@@ -64,7 +65,7 @@ def test_filters_keep_the_right_tokens(sampling: Sampling, expected: list[float]
 
 def test_draws_have_their_probabilities() -> None:
     p = torch.tensor([0.0, 0.5, 0.0, 0.3, 0.2, 0.0])
-    drawn = draw(p.expand(20_000, -1), torch.Generator().manual_seed(0))
+    drawn = draw(p.expand(20_000, -1), torch.rand(20_000, 1, dtype=torch.float64))
     assert drawn.shape == (20_000, 1)
     shares = drawn[:, 0].bincount(minlength=6) / len(drawn)
     # Never what has none, at either end; the others to four standard errors.
@@ -172,6 +173,28 @@ def test_log_probabilities_are_the_models(name: str) -> None:
         assert value == pytest.approx(logits[0, -1].log_softmax(-1)[token].item(), abs=1e-5)
         logits = reader.read(torch.tensor([[token]]))
     assert generate(run, text, tokens=1).log_probabilities is None
+
+
+@pytest.mark.parametrize("name", ["transformer-xl", "kda"])
+def test_device_is_waited_for_once_for_many_tokens(name: str) -> None:
+    """The same is written as token by token, and by CUDA graphs, which a stand-in replays here."""
+    model = tiny(name).model
+    start = torch.randn(3, model.vocab_size)
+    texts = []
+    for ahead, waits in ((1, 12), (5, 3)):
+        with graphs_on_cpu():
+            reader = model.reader(batch_size=3, cuda_graph=True)
+            reader.read(torch.zeros(3, 1, dtype=torch.int64))
+            with Waits() as counted:
+                drawn = draw_tokens(
+                    reader, start, 12, Sampling(top_p=0.9, min_p=0.1, seed=1), ahead
+                )
+                texts.append([ids for ids, _ in drawn])
+        assert counted.names == ["torch.Tensor.tolist"] * waits
+    reader = model.reader(batch_size=3)
+    reader.read(torch.zeros(3, 1, dtype=torch.int64))
+    alone = draw_tokens(reader, start, 12, Sampling(top_p=0.9, min_p=0.1, seed=1))
+    assert texts == [[ids for ids, _ in alone]] * 2
 
 
 class Letters:

@@ -47,6 +47,8 @@ class GenerateArguments(ReadingArguments):
     sampling: Annotated[Sampling, tyro.conf.arg(name="")] = DEFAULT
     greedy: bool = False
     """Always take the likeliest token, as with --temperature 0."""
+    cuda_graph: bool = False
+    """Launch the pass of each token as one CUDA graph; not tried on a GPU yet."""
     memory: Path | None = None
     """Start from this saved memory instead of an empty one."""
     save_memory: Path | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from inspect import signature
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch import Tensor
 from memspan.calls import checked
 from memspan.errors import MemspanError, counted
 from memspan.lab.data.tokenizers.base import StreamDecoder, Tokenizer, bytes_of
-from memspan.lab.generation.drawing import draw_tokens
+from memspan.lab.generation.drawing import AHEAD, draw_tokens
 from memspan.lab.modes import usual_modes
 from memspan.lab.runs.run import Run, opened, options_of, precision_for, segment_for
 from memspan.lab.sampling import DEFAULT, Sampling
@@ -65,6 +66,7 @@ def generate(
     stop: str | Sequence[str] = (),
     log_probabilities: bool = False,
     precision: Precision | None = None,
+    cuda_graph: bool = False,
     **options: object,
 ) -> Generation:
     """Continue texts, as ``memspan generate`` does. :class:`Writer` yields them while they are written.
@@ -82,6 +84,7 @@ def generate(
         stop: a sample ends where its text has one of these strings, which is left out of it.
         log_probabilities: return those of the tokens written.
         precision: of matrix products (None: float32, multiplied as in training).
+        cuda_graph: launch each token's pass as one CUDA graph.
         options: the architecture's own, such as ``attention_span="fixed"`` (left out: as in training).
 
     Raises:
@@ -106,8 +109,12 @@ def generate(
         stop=stop,
         log_probabilities=log_probabilities,
         precision=precision,
+        cuda_graph=cuda_graph,
         **options,
     )
+    if not stop:
+        # Nobody sees the memory in between.
+        writer._ahead = AHEAD
     for _ in writer:
         pass
     return Generation(writer.texts, writer.memory, writer.tokens, writer.log_probabilities)
@@ -138,6 +145,7 @@ class Writer:
         stop: str | Sequence[str] = (),
         log_probabilities: bool = False,
         precision: Precision | None = None,
+        cuda_graph: bool = False,
         **options: object,
     ) -> None:
         if tokens < 0 or samples < 1:
@@ -169,8 +177,15 @@ class Writer:
         logits, memory, last = _read(tokenizer, prompts, reader, memory, segment_length)
         # Prompts are read once. The samples continue from there, each in its own row.
         of = torch.arange(len(prompts)).repeat_interleave(samples)
-        self._reader = reader(memory.select(of.to(empty.tokens_seen.device)))
-        self._drawn = draw_tokens(self._reader, logits[of.to(logits.device)], tokens, sampling)
+        self._reader = model.reader(
+            memory.select(of.to(empty.tokens_seen.device)),
+            precision=precision,
+            cuda_graph=cuda_graph,
+            **reading,
+        )
+        self._logits = logits[of.to(logits.device)]
+        self._sampling = sampling
+        self._ahead = 1
         self._n_left = tokens
         self._with_log_probabilities = log_probabilities
         self._samples = []
@@ -180,6 +195,10 @@ class Writer:
             decoder.push(last[n])
             self._samples.append(Sample(decoder, stop))
         self._ended: dict[int, Memory] = {}
+
+    @cached_property
+    def _drawn(self) -> Iterator[tuple[list[int], Tensor]]:
+        return draw_tokens(self._reader, self._logits, self._n_left, self._sampling, self._ahead)
 
     @property
     def texts(self) -> list[str]:

@@ -14,7 +14,7 @@ from memspan.lab.data.streams import evaluation_segments
 from memspan.lab.data.tokenizers.base import StreamDecoder
 from memspan.lab.distributed.processes import ALONE
 from memspan.lab.evaluation import Scores, score_tokens
-from memspan.lab.generation.drawing import draw_tokens
+from memspan.lab.generation.drawing import AHEAD, draw_tokens
 from memspan.lab.generation.writer import read_prompt
 from memspan.lab.sampling import Sampling
 from memspan.lab.training.state import TrainingState
@@ -87,7 +87,7 @@ class Validation:
         tokenizer = state.prepared.tokenizer
         decoder = StreamDecoder(tokenizer)
         logits, _ = read_prompt(reader, [tokenizer.encode(self.prompt())], length)
-        drawn = draw_tokens(reader, logits, n_tokens, Sampling(min_p=MIN_P, seed=1))
+        drawn = draw_tokens(reader, logits, n_tokens, Sampling(min_p=MIN_P, seed=1), AHEAD)
         return "".join(decoder.push(ids[0]) for ids, _ in drawn)
 
     @torch.no_grad()
