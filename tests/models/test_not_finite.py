@@ -6,6 +6,7 @@ change when the number does.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,6 +42,16 @@ def changed(tensor: Tensor, change: Callable[[float], float]) -> Iterator[None]:
         yield
     finally:
         flat[place] = before
+
+
+@functools.cache
+@torch.no_grad()
+def lstm_hides_nan() -> bool:
+    """oneDNN's LSTM without code for the processor at hand, as on aarch64: a sigmoid of NaN is 0."""
+    lstm = nn.LSTM(1, 1)
+    # The output gate's.
+    lstm.get_parameter("bias_ih_l0")[3] = math.nan
+    return not lstm(torch.ones(1, 1, 1))[0].isnan().any()
 
 
 class Run:
@@ -87,6 +98,8 @@ class Run:
 @pytest.mark.parametrize("name", CASES)
 @torch.no_grad()
 def test_nan_reaches_all_that_depends_on_it(name: str) -> None:
+    if "lstm" in name and lstm_hides_nan():
+        pytest.skip("torch's own LSTM hides NaN on this processor")
     exact = Run(CASES[name], torch.float64)
     run = Run(CASES[name], torch.float32)
     ways = run.ways()
