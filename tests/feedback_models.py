@@ -29,9 +29,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
 needs_the_loops = pytest.mark.skipif(
     not feedback_loop.available(torch.zeros(())), reason="no loops in C"
 )
-fast = pytest.mark.parametrize(
-    "implementation", ["fused", pytest.param("compiled", marks=needs_the_loops)]
-)
+FAST = ["fused", pytest.param("compiled", marks=needs_the_loops)]
+fast = pytest.mark.parametrize("implementation", FAST)
+every = pytest.mark.parametrize("implementation", ["reference", *FAST])
+"""All that run on a CPU."""
 
 
 def model_of(**options: Any) -> Feedback:

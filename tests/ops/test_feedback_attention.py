@@ -12,6 +12,7 @@ from torch import Tensor
 
 from feedback_models import (
     OPTIONS,
+    every,
     everything,
     fast,
     gradients,
@@ -143,7 +144,7 @@ def test_fast_paths_equal_the_reference_with_documents(name: str, implementation
         assert_same(found[part], expected, 1e-9, part)
 
 
-@pytest.mark.parametrize("implementation", Feedback.implementations)
+@every
 @pytest.mark.parametrize("span", [5, 40])
 def test_documents_are_read_as_if_alone(implementation: str, span: int) -> None:
     """Outputs, memory and all gradients, over several blocks of steps."""
@@ -183,7 +184,7 @@ def test_documents_are_read_as_if_alone(implementation: str, span: int) -> None:
         assert_same(ours, theirs, 1e-10, part)
 
 
-@pytest.mark.parametrize("implementation", Feedback.implementations)
+@every
 @torch.no_grad()
 def test_a_start_at_the_first_token_empties_a_spoilt_memory(implementation: str) -> None:
     model = model_of()

@@ -163,8 +163,9 @@ class Feedback(FeedbackStep, Backbone[FeedbackMemory]):
         Args:
             implementation: ``reference``, the loop over tokens and layers; ``fused``, the same loop as
                 one autograd function of the weights, without learned spans; ``compiled``, that function
-                with its loops in C, on a CPU. None: the last that can run. That is
-                the reference where modules are not exactly those that the backbone was made with.
+                with its loops in C, on a CPU; ``graph``, ``fused`` in CUDA graphs. None: the first of
+                ``compiled`` and ``fused`` that can run, or the reference where modules are not exactly
+                those that the backbone was made with.
 
         Raises:
             MemspanError: the memory has other sizes; the implementation does not exist or cannot run.

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from memspan.errors import MemspanError
-from memspan.ops.feedback import compiled, steps
+from memspan.ops.feedback import compiled, graphs, steps
 from memspan.ops.feedback.buffers import (
     Buffers,
     FoldedWeights,
@@ -33,10 +33,12 @@ from memspan.ops.implementations import Implementation, check_name, check_togeth
 IMPLEMENTATIONS: dict[str, Implementation[Tensor, ModuleType]] = {
     "compiled": Implementation(lambda x: compiled, compiled.obstacle),
     "fused": Implementation(lambda x: steps),
+    "graph": Implementation(lambda x: graphs, graphs.obstacle, suits=lambda x: False),
 }
 """The modules that have both loops, ``prepare`` and ``backward``, and ``new_slots``, by preference.
 ``compiled``: the loops in C, on a CPU, in float32 or float64.
-``fused``: the loops in PyTorch, on any device. The reference is ``Feedback``'s
+``fused``: the loops in PyTorch, on any device. ``graph``: these as CUDA graphs, by name alone, since
+nobody has run them on a GPU. The reference is ``Feedback``'s
 loop over ``models/feedback/layer.py``."""
 
 
