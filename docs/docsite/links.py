@@ -17,22 +17,22 @@ from docsite.code import ROOT
 
 COPIED = (".svg", ".png", ".json")
 """Files that stand on the site as they are."""
+FOLDERS = Path("benchmarks/README.md"), Path("examples/notebooks/README.md")
+"""Pages about a folder that stand in the navigation."""
 LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\]\()([^)\s]+)(\))|((?:src|href)=\")([^\"]+)(\")")
 
 
 def place(path: Path, root: Path = ROOT) -> PurePosixPath:
     """Place of a repository file among the site's Markdown.
 
-    ``docs/`` is the site's root and the README its home; other files are under ``source/``.
+    ``docs/`` is the site's root; other files are under ``source/``.
     """
-    if path == Path("README.md"):
-        return PurePosixPath("index.md")
     if path.parts[0] == "docs" and path.suffix in (".md", *COPIED):
         return PurePosixPath(*path.parts[1:])
     if path.suffix == ".md" and len(path.parts) == 1:
         return PurePosixPath(path.name.lower())
-    if path == Path("benchmarks/README.md"):
-        return PurePosixPath("benchmarks/index.md")
+    if path in FOLDERS:
+        return PurePosixPath(path.parent, "index.md")
     if path.suffix in COPIED:
         return PurePosixPath(path)
     if path.suffix == ".ipynb":
@@ -46,6 +46,11 @@ def place(path: Path, root: Path = ROOT) -> PurePosixPath:
 
 def navigation() -> list[str]:
     """Places of the pages that the site's navigation names."""
+    return [page for pages in tabs().values() for page in pages]
+
+
+def tabs() -> dict[str, list[str]]:
+    """The same, by tab."""
 
     def walk(entry: Any) -> list[str]:
         if isinstance(entry, str):
@@ -54,7 +59,8 @@ def navigation() -> list[str]:
         return [page for child in children for page in walk(child)]
 
     settings = Path(__file__).with_name("zensical.toml").read_text(encoding="utf-8")
-    return walk(tomllib.loads(settings)["project"]["nav"])
+    tabs = tomllib.loads(settings)["project"]["nav"]
+    return {name: walk(entry) for tab in tabs for name, entry in tab.items()}
 
 
 def rewritten(

@@ -217,8 +217,8 @@ def stage(root: Path = ROOT) -> Staging:
 
 def _repository_path(name: str, root: Path) -> Path:
     """The file behind a page of the navigation."""
-    known = {"index.md": "README.md", "benchmarks/index.md": "benchmarks/README.md"}
-    for path in (known.get(name, f"docs/{name}"), name.upper().replace(".MD", ".md")):
+    about = str(PurePosixPath(name).with_name("README.md"))
+    for path in (f"docs/{name}", about, name.upper().replace(".MD", ".md")):
         if (root / path).is_file():
             return Path(path)
     raise DocsError(

@@ -24,6 +24,7 @@ OTHERS = {DOCS / "guides" / f"{name}.md" for name in ("agents", "lm-eval", "tran
 """Guides whose code has a test in tests/integrations."""
 PAGES = [
     ROOT / "README.md",
+    DOCS / "index.md",
     DOCS / "tutorial.md",
     DOCS / "path.md",
     DOCS / "today.md",

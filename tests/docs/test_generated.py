@@ -77,7 +77,7 @@ def test_links(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     at = links.place(page, tmp_path)
     assert at == PurePosixPath("b/c.md")
     assert links.rewritten(text, page, at, found.append, tmp_path) == (
-        "[a](../a.md#x) [s](../source/src/m.py.md) [f](../source/src/index.md) [h](../index.md) "
+        "[a](../a.md#x) [s](../source/src/m.py.md) [f](../source/src/index.md) [h](../readme.md) "
         "[[1]](../a.md)\n"
         "[o](https://host/a.md) [here](#x) gone\n"
         "```\n[a](../a.md)\n```\n"
