@@ -27,6 +27,16 @@ LINES = {
     "transformer": ((0, (1, 1.5)), "X"),
     "lstm": ((0, (5, 1, 1, 1, 1, 1)), "p"),
     "mamba-2": ((0, (2, 1)), "*"),
+    "memspan-mamba-2": ((0, (2, 1)), "*"),
+    "kda": ("-", "o"),
+    "gla": ((0, (5, 1.5, 1, 1.5)), "^"),
+    "retention": ((0, (1, 1.5)), "X"),
+    "delta-product": ("-", "D"),
+    "gated-delta-net-2": ((0, (1, 1)), "P"),
+    "rwkv-7": ((0, (6, 1.5)), "s"),
+    "rmt": ((0, (5, 1.5, 1, 1.5)), "^"),
+    "armt": ((0, (1, 1)), "P"),
+    "infini": ((0, (6, 1.5)), "s"),
 }
 """Dashes and markers: colours are never all that tells lines apart."""
 VARIANTS = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (4, 1, 1, 1)), (0, (2, 2)))

@@ -3,12 +3,14 @@
     python examples/recall.py time                 # panel A: 100 CPU seconds of training each
     python examples/recall.py level                # panel B: until it is right within its reach
     python examples/recall.py keys                 # panel C: accuracy against the number of keys
+    python examples/recall.py today                # panel D: the memories of today, 50 seconds each
     python examples/recall.py pictures             # draw what is there
 
 The task is in `recall_task.py`; docs/recall.md explains it and the edges. All models
 have about as many parameters, and the same optimiser, schedule and curriculum: distances are
 log-uniform up to 16 at first, and up to 4,096 from the 500th update on. Each model's learning rate is
-the best of three, tried with seed 0 before its first run, for 50 seconds each. Time is the CPU
+the best of three, tried with seed 0 before its first run, for 50 seconds each; in panel D the best of
+two, for 25 seconds each. Time is the CPU
 time of updates, one thread per run; drawing the task's tokens is not counted. In panel B a run ends
 when 95 % of the last 10,000 questions about writes in direct reach were answered with p > ½, or at
 the limit.
@@ -40,9 +42,6 @@ import timing
 from trainings import make, rows_in
 
 ROWS = 16
-RATES = (2e-3, 4e-3, 8e-3)
-TRIAL = 50.0
-"""Learning rates that are tried, and the CPU seconds of a trial."""
 SHORTEST = 16
 CURRICULUM = 500
 """The curriculum's first longest distance, and the number of updates in which that grows."""
@@ -157,17 +156,14 @@ def answers(model: LanguageModel | Peer, task: Recall, live: int) -> tuple[Tenso
 # ----- Runs
 
 
-def trials(names: list[str]) -> list[dict[str, Any]]:
-    return [
-        {"panel": "rates", "model": name, "seed": 0, "rate": rate, "seconds": TRIAL}
-        for name in names
-        for rate in RATES
-    ]
+def trials(names: list[str], panel: Panel) -> list[dict[str, Any]]:
+    same = {"panel": panel.trials, "seed": 0, "seconds": panel.trial}
+    return [same | {"model": name, "rate": rate} for name in names for rate in panel.rates]
 
 
-def best_rate(name: str, path: Path) -> float:
+def best_rate(name: str, panel: Panel, path: Path) -> float:
     """The trial with the best accuracy, all distances alike."""
-    tried = [r for r in rows_in(path) if (r["panel"], r["model"]) == ("rates", name)]
+    tried = [r for r in rows_in(path) if (r["panel"], r["model"]) == (panel.trials, name)]
     best = max(tried, key=lambda row: sum(accuracy for _, accuracy in row["curve"]))
     return float(best["rate"])
 
@@ -176,7 +172,7 @@ def main() -> None:
     parser = timing.parser(__doc__)
     parser.add_argument("panel", choices=[*PANELS, "pictures"])
     parser.add_argument("--models", nargs="+", choices=CONTESTANTS, metavar="MODEL")
-    parser.add_argument("--seconds", type=float, default=100, help="CPU time of a run")
+    parser.add_argument("--seconds", type=float, help="CPU time of a run (default: 100, today 50)")
     parser.add_argument("--limit", type=float, default=1800, help="the same in panel B")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--workers", type=int, default=2, help="runs at once, a core each")
@@ -184,12 +180,13 @@ def main() -> None:
     options = parser.parse_args()
     path = options.out / "recall.json"
     if options.panel != "pictures":
-        names = options.models or list(PANELS[options.panel].models)
-        make(trials(names), train, path, options.workers)
-        job: dict[str, Any] = {"panel": options.panel, "seconds": options.seconds}
+        panel = PANELS[options.panel]
+        names = options.models or list(panel.models)
+        make(trials(names, panel), train, path, options.workers)
+        job: dict[str, Any] = {"panel": options.panel, "seconds": options.seconds or panel.seconds}
         if options.panel == "level":
             job["seconds"] = options.limit
-        rates = {name: best_rate(name, path) for name in names}
+        rates = {name: best_rate(name, panel, path) for name in names}
         jobs = [
             job | {"model": name, "seed": seed, "rate": rates[name]}
             for seed in options.seeds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 from bisect import bisect_left
@@ -16,12 +17,20 @@ from torch import Tensor, nn
 from memspan.models import (
     BackboneConfig,
     CompressiveConfig,
+    DeltaProductConfig,
     EmbeddingConfig,
     FastWeightsConfig,
     FeedbackConfig,
+    GatedDeltaNet2Config,
     GatedDeltaNetConfig,
+    GLAConfig,
+    InfiniConfig,
+    KDAConfig,
     LanguageModel,
     LSTMConfig,
+    Mamba2Config,
+    RMTConfig,
+    RWKV7Config,
     TransformerConfig,
     TransformerXLConfig,
 )
@@ -38,6 +47,9 @@ MEMORY = 128
 COMPRESSED = 128
 RATE = 4
 """T, M (Feedback's span S, too), C and c."""
+BLOCK = 16
+"""Tokens of a block where memory is written block by block: gradients pass through the memory of the
+blocks of one segment."""
 UNLIMITED = math.inf
 
 
@@ -134,6 +146,10 @@ CONTESTANTS = {
         _gated, plots.look("gated-delta-net", 2), "the same, no decay", UNLIMITED, False,
         main=False, decays=False,
     ),
+    "gated-delta-net-negative": Contestant(
+        lambda width: dataclasses.replace(_gated(width), negative_eigenvalues=True),
+        plots.look("gated-delta-net", 3), "Gated DeltaNet, β to 2", UNLIMITED, False, main=False,
+    ),
     "mamba-2": Contestant(
         lambda width: mamba2(N_LAYERS, 2 * round(width / 2)),
         plots.look("mamba-2"), "Mamba-2", UNLIMITED, False,
@@ -142,6 +158,44 @@ CONTESTANTS = {
         lambda width: sliding_llama(N_LAYERS, WIDTH, width, MEMORY),
         plots.look("sliding-window"), "sliding Llama", MEMORY, False,
     ),
+    **{
+        name: Contestant(config, plots.look(name), label, UNLIMITED, False)
+        for name, label, config in (
+            ("kda", "KDA", lambda width: KDAConfig(**_sizes(width), d_head=WIDTH // 2)),
+            ("memspan-mamba-2", "Mamba-2", lambda width: Mamba2Config(**_sizes(width))),
+            (
+                "gla", "GLA",
+                lambda width: GLAConfig(**_sizes(width), d_head=WIDTH // 2, d_value=WIDTH // 2),
+            ),
+            (
+                "retention", "RetNet",
+                lambda width: GLAConfig(
+                    **_sizes(width), d_head=WIDTH // 2, d_value=WIDTH // 2, decay="retention"
+                ),
+            ),
+            (
+                "delta-product", "DeltaProduct",
+                lambda width: DeltaProductConfig(**_sizes(width), d_head=WIDTH // 2),
+            ),
+            (
+                "gated-delta-net-2", "Gated DeltaNet 2",
+                # Its gates have most parameters: with more no inner width is left.
+                lambda width: GatedDeltaNet2Config(**_sizes(width), d_head=30),
+            ),
+            ("rwkv-7", "RWKV-7", lambda width: RWKV7Config(**_sizes(width), d_head=WIDTH // 2)),
+            (
+                "rmt", "RMT",
+                lambda width: RMTConfig(**_sizes(width), block_length=BLOCK, memory_tokens=BLOCK),
+            ),
+            (
+                "armt", "ARMT",
+                lambda width: RMTConfig(
+                    **_sizes(width), block_length=BLOCK, memory_tokens=BLOCK, associative=True
+                ),
+            ),
+            ("infini", "Infini", lambda width: InfiniConfig(**_sizes(width), block_length=BLOCK)),
+        )
+    },
     "transformer": Contestant(
         lambda width: TransformerConfig(**_sizes(width)),
         plots.look("transformer"), "no memory", 0, True,
@@ -175,6 +229,14 @@ class Panel:
     """Numbers of live keys, in turn among the rows."""
     distances: tuple[int, int] = (1, 4096)
     """Scored: from, up to."""
+    seconds: float = 100
+    """CPU time of a run."""
+    rates: tuple[float, ...] = (2e-3, 4e-3, 8e-3)
+    """Learning rates that are tried."""
+    trial: float = 50
+    """CPU time of a trial."""
+    trials: str = "rates"
+    """Name of the trials' rows; panels that share it share their trials."""
 
     @property
     def over_distance(self) -> bool:
@@ -182,11 +244,24 @@ class Panel:
         return len(self.live) == 1
 
 
-_ALL = tuple(name for name in CONTESTANTS if name != "fast-weights-delta-32")
+TODAY = (
+    "kda", "memspan-mamba-2", "gla", "retention", "delta-product", "gated-delta-net-2", "rwkv-7",
+    "rmt", "armt", "infini",
+)  # fmt: skip
+_ALL = tuple(
+    name
+    for name in CONTESTANTS
+    if name not in ("fast-weights-delta-32", "gated-delta-net-negative", *TODAY)
+)
 _OVER_DISTANCE = Panel(Recall(), _ALL, (16,))
 PANELS = {
     "time": _OVER_DISTANCE,
     "level": _OVER_DISTANCE,
+    # The memories of today, and three of those above on the same machine.
+    "today": Panel(
+        Recall(), (*TODAY, "gated-delta-net", "fast-weights-delta", "transformer-xl"), (16,),
+        seconds=50, rates=(4e-3, 8e-3), trial=25, trials="rates-today",
+    ),
     # Distances that every memory covers directly.
     "keys": Panel(
         Recall(n_keys=128, n_values=4, longest=512),

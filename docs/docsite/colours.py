@@ -32,8 +32,18 @@ ARCHITECTURES = {
     "transformer": CONCEPTS["none"],
     "lstm": "#000000",
     "mamba-2": "#332288",
+    "memspan-mamba-2": "#332288",
+    "kda": "#0072B2",
+    "gla": "#009E73",
+    "retention": "#5F5F5F",
+    "delta-product": "#D55E00",
+    "gated-delta-net-2": "#56B4E9",
+    "rwkv-7": "#E69F00",
+    "rmt": "#0B6E4F",
+    "armt": "#56B4E9",
+    "infini": "#E69F00",
 }
-"""Each has the colour of what is its own."""
+"""Each has the colour of what is its own; the younger ones share those of others, but in no picture."""
 NEUTRAL = {
     "light": {
         "ink": "#1F2328",
