@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help native demo test test-rest test-all smoke newest oldest check package docs docs-read docs-test figures house journeys vectors bench bench-delta-rule instructions instructions-store bench-learning gpu chaos fuzz constraints soak clean
+.PHONY: help native demo test test-rest test-all smoke newest oldest releases check package docs docs-read docs-test figures house journeys vectors bench bench-delta-rule instructions instructions-store bench-learning gpu chaos fuzz constraints soak clean
 help: ## list the targets
 	@grep -E '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
@@ -63,6 +63,24 @@ oldest: ## run what depends on libraries most with the oldest versions that pypr
 	.oldest-venv/bin/pytest -n 2 tests/data tests/distributed tests/models tests/runs tests/training \
 	    tests/integrations/test_model.py tests/integrations/test_export.py \
 	    tests/integrations/test_standard_scripts.py $(ARGS)
+
+# Between the lower bound in pyproject.toml and the newest: each renamed something that memspan asks for.
+TRANSFORMERS = 5.4.0 5.10.4 5.17.0 5.24.0
+TRANSFORMERS_TESTS = $(addprefix tests/integrations/test_,arguments.py check_exported.py export.py \
+    gated_delta_layers.py matrix_layers.py measure_models.py model.py standard_scripts.py tokenizer.py \
+    travel.py) packages/statelaws/tests
+
+releases: ## run what depends on transformers with four of its releases (minutes)
+	rm -rf .releases-venv
+	$(PYTHON) -m venv .releases-venv
+	.releases-venv/bin/pip install --quiet --disable-pip-version-check uv
+	.releases-venv/bin/uv pip install --quiet --python .releases-venv/bin/python \
+	    -c constraints.txt -e '.[dev,all]' -e ./packages/statelaws
+	failed=; for release in $(TRANSFORMERS); do \
+	    .releases-venv/bin/uv pip install --quiet --python .releases-venv/bin/python transformers==$$release && \
+	    echo "transformers $$release" && \
+	    .releases-venv/bin/pytest -n 2 $(TRANSFORMERS_TESTS) $(ARGS) || failed="$$failed $$release"; \
+	done; test -z "$$failed" || { echo "failed with transformers$$failed"; exit 1; }
 
 journeys: .full-venv native ## run every journey of a run, a verb and a text, as before a release (minutes)
 	.full-venv/bin/pytest -n 2 -m '' tests/journeys tests/integrations/test_travel.py $(ARGS)
