@@ -1,4 +1,4 @@
-"""The generalized delta rule: chunks against the loop, and cases of it against others' recurrences."""
+"""The generalized delta rule: chunks and the loop in C against the loop, and cases of it elsewhere."""
 
 from __future__ import annotations
 
@@ -63,15 +63,48 @@ def test_chunks_equal_the_loop(kind: tuple[str, str], length: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
-def test_recomputed_chunks_give_the_same_gradients(kind: tuple[str, str]) -> None:
-    given = draw(kind, 50)
-    kept = results(given, implementation="chunked", chunking=Chunking(2))
-    recomputed = results(given, implementation="chunked", chunking=Chunking(2, recompute=True))
-    assert_all_same(recomputed, kept, 1e-12)
+@pytest.mark.parametrize("sizes", [(5, 4), (8, 16), (70, 9), (33, 68), (64, 1)])
+@pytest.mark.parametrize("length", [1, 31, 32, 100])
+def test_the_loop_in_C_equals_the_loop(
+    kind: tuple[str, str], sizes: tuple[int, int], length: int
+) -> None:
+    width, values = sizes
+    given = draw(kind, length, width=width, values=values)
+    loop = results(given, implementation="reference")
+    assert_all_same(results(given, implementation="compiled"), loop, 1e-11)
+    single = results({n: t.float() for n, t in given.items()}, implementation="compiled")
+    assert_all_same(single, loop, 1e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
-@pytest.mark.parametrize("implementation", ["reference", "chunked"])
+@pytest.mark.parametrize(("implementation", "length"), [("chunked", 50), ("compiled", 300)])
+def test_recomputing_gives_the_same_gradients(
+    kind: tuple[str, str], implementation: str, length: int
+) -> None:
+    given = draw(kind, length)
+    kept = results(given, implementation=implementation, chunking=Chunking(2))
+    recomputed = results(given, implementation=implementation, chunking=Chunking(2, recompute=True))
+    assert_all_same(recomputed, kept, 1e-12)
+
+
+def test_the_loop_in_C_reads_views_and_gives_only_the_gradients_that_are_wanted() -> None:
+    given = draw(("channel", "erasing"), 40)
+    views = {n: t.transpose(1, 2).contiguous().transpose(1, 2) for n, t in given.items()}
+    views["q"] = given["q"].mT.contiguous().mT
+    views["v"] = given["v"][:, :1].expand_as(given["v"])
+    given["v"] = views["v"].contiguous()
+    assert_all_same(
+        results(views, implementation="compiled"), results(given, implementation="compiled"), 1e-14
+    )
+    k = given["k"].requires_grad_()
+    y, _ = generalized_delta_rule(**given, implementation="compiled")
+    (alone,) = torch.autograd.grad(y.sin().sum(), [k])
+    y, _ = generalized_delta_rule(**given, implementation="reference")
+    assert_same(alone, torch.autograd.grad(y.sin().sum(), [k])[0], 1e-11, "k")
+
+
+@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+@pytest.mark.parametrize("implementation", ["reference", "chunked", "compiled"])
 def test_cuts_change_nothing(kind: tuple[str, str], implementation: str) -> None:
     given = draw(kind, 50)
     whole, end = generalized_delta_rule(**given, implementation=implementation)
@@ -86,7 +119,7 @@ def test_cuts_change_nothing(kind: tuple[str, str], implementation: str) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
-@pytest.mark.parametrize("implementation", ["reference", "chunked"])
+@pytest.mark.parametrize("implementation", ["reference", "chunked", "compiled"])
 def test_documents_are_read_as_if_alone(kind: tuple[str, str], implementation: str) -> None:
     given = draw(kind, 50)
     given["weights"][1] = torch.nan
@@ -107,14 +140,17 @@ def test_documents_are_read_as_if_alone(kind: tuple[str, str], implementation: s
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind[0] != "none"], ids="-".join)
-def test_float32_keeps_gradients_beside_extreme_decays(kind: tuple[str, str]) -> None:
+@pytest.mark.parametrize("implementation", ["chunked", "compiled"])
+def test_float32_keeps_gradients_beside_extreme_decays(
+    kind: tuple[str, str], implementation: str
+) -> None:
     given = draw(kind, 100, width=32, values=32)
     weak = torch.rand_like(given["log_decay"]) < 0.7
     extremes = torch.tensor([1 - 1e-6, 1e-6], dtype=torch.float64).log()
     given["log_decay"] = torch.where(weak, *extremes)
     given = {name: t.float() for name, t in given.items()}
     exact = results({n: t.double() for n, t in given.items()}, implementation="reference")
-    for ours, theirs in zip(results(given, implementation="chunked"), exact, strict=True):
+    for ours, theirs in zip(results(given, implementation=implementation), exact, strict=True):
         assert (ours - theirs).norm() <= 1e-4 * theirs.norm()
 
 
@@ -132,7 +168,7 @@ def test_second_derivatives_equal_those_of_the_loop(kind: tuple[str, str]) -> No
     assert_all_same(found[1], found[0], 1e-9)
 
 
-@pytest.mark.parametrize("implementation", ["reference", "chunked"])
+@pytest.mark.parametrize("implementation", ["reference", "chunked", "compiled"])
 def test_delta_rule_is_a_case(implementation: str) -> None:
     given = draw(("channel", "keeping"), 40)
     beta = torch.rand(2, 3, 40, dtype=torch.float64)
@@ -148,19 +184,35 @@ def test_delta_rule_with_a_decay_per_feature_has_the_gradients_of_its_loop() -> 
     given = draw(("channel", "keeping"), 40)
     given["beta"] = torch.rand(2, 3, 40, dtype=torch.float64)
     found = []
-    for implementation in ("reference", "chunked"):
+    for implementation in ("reference", "chunked", "compiled"):
         leaves = {name: t.detach().requires_grad_() for name, t in given.items()}
         y, after = delta_rule(**leaves, implementation=implementation, chunking=Chunking(16))
+        loss = y.sin().sum() + after.cos().sum()
+        found.append([y, after, *torch.autograd.grad(loss, list(leaves.values()))])
+    assert_all_same(found[1], found[0], 1e-11)
+    assert_all_same(found[2], found[0], 1e-11)
+
+
+def test_delta_rule_with_a_decay_per_feature_shares_heads_of_keys() -> None:
+    given = draw(("channel", "keeping"), 40)
+    given |= {name: given[name][:, :1] for name in ("q", "k")}
+    given["beta"] = torch.rand(2, 3, 40, dtype=torch.float64)
+    found = []
+    for implementation in ("reference", "compiled"):
+        leaves = {name: t.detach().requires_grad_() for name, t in given.items()}
+        y, after = delta_rule(**leaves, implementation=implementation)
         loss = y.sin().sum() + after.cos().sum()
         found.append([y, after, *torch.autograd.grad(loss, list(leaves.values()))])
     assert_all_same(found[1], found[0], 1e-11)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
-def test_chunks_compile_as_one_graph(kind: tuple[str, str]) -> None:
+@pytest.mark.parametrize("implementation", ["chunked", "compiled"])
+def test_it_compiles_as_one_graph(kind: tuple[str, str], implementation: str) -> None:
     given = {name: t.requires_grad_() for name, t in draw(kind, 40).items()}
+    torch._dynamo.reset()
     compiled = torch.compile(generalized_delta_rule, fullgraph=True, backend="aot_eager")
-    y, after = compiled(**given)
+    y, after = compiled(**given, implementation=implementation)
     loss = y.sin().sum() + after.cos().sum()
     ours = [y, after, *torch.autograd.grad(loss, list(given.values()))]
     assert_all_same(ours, results(given), 1e-11)
@@ -186,7 +238,7 @@ def test_half_precision_is_computed_in_float32() -> None:
         ({"v": torch.zeros(2, 3, 8, 4)}, "queries, keys and values do not fit together"),
         ({"starts": torch.zeros(2, 9)}, "starts must be bool"),
         ({"chunking": Chunking(0)}, "the chunk size must be at least 1"),
-        ({"implementation": "compiled"}, "there is no implementation 'compiled'"),
+        ({"implementation": "fla"}, "there is no implementation 'fla'"),
     ],
 )
 def test_mistakes_are_refused_in_one_line(change: dict[str, Any], message: str) -> None:
@@ -200,7 +252,7 @@ def test_mistakes_are_refused_in_one_line(change: dict[str, Any], message: str) 
 
 
 @pytest.mark.golden
-@pytest.mark.parametrize("implementation", ["reference", "chunked"])
+@pytest.mark.parametrize("implementation", ["reference", "chunked", "compiled"])
 @pytest.mark.parametrize("path", parameters("fla_generalized"))
 def test_cases_equal_recorded_recurrences(path: Path, implementation: str) -> None:
     for g in in_both_precisions(path):

@@ -75,6 +75,20 @@ def test_the_rules_are_an_operator(rule: str, saves: bool) -> None:
     )
 
 
+@pytest.mark.parametrize("saves", [True, False])
+@pytest.mark.parametrize("names", [["log_decay"], ["erase", "lookup"], ["log_decay", "beta"]])
+def test_the_generalized_rule_is_an_operator(names: list[str], saves: bool) -> None:
+    given = tensors("beta", "log_decay", features=6)
+    given |= {"erase": given["k"] * 0.5, "lookup": given["k"].sin()}
+    leaves = {name: t.detach().requires_grad_(saves) for name, t in given.items()}
+    wanted = ["log_decay", "erase", "lookup", "beta"]
+    strengths = [leaves[name] if name in names else None for name in wanted]
+    opcheck(
+        torch.ops.memspan.generalized_delta_rule.default,
+        (*(leaves[name] for name in ("q", "k", "v", "weights")), *strengths, 32, saves),
+    )
+
+
 def test_feedbacks_loop_is_an_operator() -> None:
     torch.manual_seed(0)
     config = FeedbackConfig(d_model=8, n_layers=2, n_heads=2, memory_length=3)

@@ -21,5 +21,4 @@ class DeltaProduct(MatrixBackbone[DeltaProductMemory]):
 
     memory_type = DeltaProductMemory
     layer_type = DeltaProductLayer
-    implementations = ("compiled", "chunked", "reference")
     config: DeltaProductConfig

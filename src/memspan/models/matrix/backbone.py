@@ -17,7 +17,7 @@ from memspan.models.output import BackboneOutput
 from memspan.models.protocol import Backbone
 from memspan.models.segments import Documents
 from memspan.nn import count_after, dropout_layer
-from memspan.ops.fast_weights import compiled as delta_rule_loop
+from memspan.ops.delta_rules import compiled as delta_rules
 from memspan.trees import check_config
 
 
@@ -48,7 +48,7 @@ class MatrixBackbone(Backbone[M]):
 
     layer_type: ClassVar[type[MatrixLayer]]
     knows_documents = True
-    implementations: tuple[str, ...] = ("chunked", "reference")
+    implementations: tuple[str, ...] = ("compiled", "chunked", "reference")
     config: MatrixConfig
 
     def __init__(self, config: MatrixConfig) -> None:
@@ -113,10 +113,8 @@ class MatrixBackbone(Backbone[M]):
         return h, after
 
     def compiled_loops(self) -> bool | None:
-        """True if the chunks in C can run here, for architectures that have them."""
-        if "compiled" not in self.implementations:
-            return None
-        return delta_rule_loop.available(next(self.parameters()))
+        """True if the loops in C can run here."""
+        return delta_rules.available(next(self.parameters()))
 
     def float32_part(self) -> str:
         """All between the products, see :meth:`Backbone.float32_part`."""

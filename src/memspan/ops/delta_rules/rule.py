@@ -25,8 +25,8 @@ The three with ``beta`` replace the value that they find under their own key,
 DeltaProduct reads ``n`` tokens of that rule for one: it decays before the first and reads after the
 last.
 
-``reference.py`` is the equation, a loop over tokens; ``chunked.py`` with ``decays.py`` computes it by
-chunks of tokens.
+``reference.py`` is the equation, a loop over tokens, ``compiled.py`` the same in C; ``chunked.py`` with
+``decays.py`` computes it by chunks of tokens.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ import torch
 from torch import Tensor
 
 from memspan.errors import MemspanError
+from memspan.native import library
 from memspan.ops.fast_weights.rules import Chunking, refuse_growing, starts_as_decays
 from memspan.ops.implementations import (
     Implementation,
@@ -121,6 +122,34 @@ class Inputs(NamedTuple):
         )
 
 
+def _compiled(inputs: Inputs) -> tuple[Tensor, Tensor]:
+    from memspan.ops.delta_rules import compiled
+
+    inputs = inputs.with_starts_as_decays()
+    q, k, v, weights, log_decay, erase, lookup, _, chunking = inputs
+    return compiled.run(
+        q,
+        k,
+        v,
+        weights,
+        log_decay=log_decay,
+        erase=erase,
+        lookup=lookup,
+        recompute=chunking.recompute,
+    )
+
+
+def _compiled_obstacle(inputs: Inputs) -> str | None:
+    from memspan.ops.delta_rules import compiled
+
+    return None if compiled.available(inputs.v) else library.obstacle("chunked")
+
+
+def _compiled_suits(inputs: Inputs) -> bool:
+    """False in exported graphs: others shall read them without memspan."""
+    return not torch.compiler.is_exporting()
+
+
 def _chunked(inputs: Inputs) -> tuple[Tensor, Tensor]:
     from memspan.ops.delta_rules import chunked
 
@@ -134,11 +163,13 @@ def _reference(inputs: Inputs) -> tuple[Tensor, Tensor]:
 
 
 IMPLEMENTATIONS: dict[str, Implementation[Inputs, tuple[Tensor, Tensor]]] = {
+    "compiled": Implementation(_compiled, _compiled_obstacle, _compiled_suits),
     "chunked": Implementation(_chunked, suits=lambda inputs: inputs.k.shape[2] > 1),
     "reference": Implementation(_reference),
 }
-"""By preference. ``reference``: the loop, which also reads single tokens. ``chunked``: matrix products
-over chunks of tokens. Both are plain autograd, on any device, with gradients of gradients."""
+"""By preference. ``compiled``: the loop in C, on a CPU, in float32 or float64. ``chunked``: matrix
+products over chunks of tokens. ``reference``: the loop, which elsewhere reads single tokens. The last
+two are plain autograd, on any device, with gradients of gradients."""
 
 
 def generalized_delta_rule(

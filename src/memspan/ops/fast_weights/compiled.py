@@ -1,5 +1,6 @@
 """The delta and the sum rule in C: by the loops in ``compiled.c``, with a decay or a map other than
-DPFP by the chunks in ``chunks.h``. Single tokens through a whole stack: ``one_token.py``.
+DPFP by the chunks in ``chunks.h``, with a decay per feature by the loop of
+:mod:`memspan.ops.delta_rules.compiled`. Single tokens through a whole stack: ``one_token.py``.
 
 ``README.md`` has the derivation.
 """
@@ -18,6 +19,7 @@ from torch.library import custom_op
 
 from memspan.native import library
 from memspan.native.threads import in_shares
+from memspan.ops.delta_rules import compiled as loop
 from memspan.ops.fast_weights.feature_maps import DPFP
 from memspan.ops.fast_weights.rules import RuleInputs
 from memspan.ops.first_derivatives import apply, first_derivatives_only
@@ -45,8 +47,6 @@ def available(like: Tensor, bf16_weights: bool = False) -> bool:
 
 def obstacle(inputs: RuleInputs) -> str | None:
     """Why the loops cannot run on these inputs; None if they can."""
-    if inputs.log_decay is not None and inputs.log_decay.dim() == 4:
-        return "has no decays per feature: use chunked"
     return None if available(inputs.v) else library.obstacle("chunked")
 
 
@@ -60,6 +60,16 @@ def run(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
     if dense and inputs.beta is not None and inputs.log_decay is None:
         inputs = inputs._replace(log_decay=torch.zeros_like(inputs.beta))
     inputs = inputs.by_value_head() if inputs.log_decay is None else inputs.with_decay()
+    if inputs.log_decay is not None and inputs.log_decay.dim() == 4:
+        return loop.run(
+            inputs.features(inputs.q),
+            inputs.features(inputs.k),
+            inputs.v,
+            inputs.weights,
+            beta=inputs.beta,
+            log_decay=inputs.log_decay,
+            recompute=inputs.chunking.recompute,
+        )
     q = inputs.q
     k = inputs.k
     nu = 0

@@ -248,13 +248,14 @@ def _reference(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
 
 IMPLEMENTATIONS: dict[str, Implementation[RuleInputs, tuple[Tensor, Tensor]]] = {
     "compiled": Implementation(_compiled, _compiled_obstacle, _compiled_suits),
-    "chunked": Implementation(_chunked),
+    "chunked": Implementation(_chunked, suits=lambda inputs: inputs.v.shape[2] > 1),
     "fla": Implementation(_fla, _fla_obstacle, suits=lambda inputs: False),
     "reference": Implementation(_reference),
 }
 """By preference. ``compiled``: the loop in C, on a CPU, in float32 or float64.
 ``chunked``: PyTorch, on any device. ``fla``: only by name, on CUDA, in bfloat16, never run there yet.
-``reference``: plain autograd, for ``torch.func``, ``vmap`` and gradients of gradients.
+``reference``: plain autograd, for ``torch.func``, ``vmap`` and gradients of gradients; elsewhere than
+in C also for single tokens.
 
 NaN or infinity in a token spoils what comes after it in its row and head; with ``chunked``, and with
 the chunks of ``compiled``, also the earlier tokens of its chunk (of 32, in C of 8). The worst case
