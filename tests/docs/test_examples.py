@@ -40,6 +40,7 @@ NOT_RUN = {
     r"memspan export runs/book --to transformers": "tests/integrations has it",
     r"python examples/(ppo|serve).py": "test_ppo.py and test_serve.py run them",
     r"python benchmarks/relative_kernel.py": "tests/ops/test_relative_kernel.py has it",
+    r"python benchmarks/feedback_kernel.py": "tests/ops/test_feedback_kernel.py has it",
     r"python tests/vectors.py": "tests/models/test_vectors.py has it",
     r".*--nproc": "starts processes: tests/distributed has it",
     r".*enwik8": "a download, and days of training",

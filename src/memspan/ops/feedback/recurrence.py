@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from memspan.errors import MemspanError
-from memspan.ops.feedback import compiled, graphs, steps
+from memspan.ops.feedback import compiled, graphs, programs, steps
 from memspan.ops.feedback.buffers import (
     Buffers,
     FoldedWeights,
@@ -34,12 +34,13 @@ IMPLEMENTATIONS: dict[str, Implementation[Tensor, ModuleType]] = {
     "compiled": Implementation(lambda x: compiled, compiled.obstacle),
     "fused": Implementation(lambda x: steps),
     "graph": Implementation(lambda x: graphs, graphs.obstacle, suits=lambda x: False),
+    "triton": Implementation(lambda x: programs, programs.obstacle, suits=lambda x: False),
 }
 """The modules that have both loops, ``prepare`` and ``backward``, and ``new_slots``, by preference.
-``compiled``: the loops in C, on a CPU, in float32 or float64.
-``fused``: the loops in PyTorch, on any device. ``graph``: these as CUDA graphs, by name alone, since
-nobody has run them on a GPU. The reference is ``Feedback``'s
-loop over ``models/feedback/layer.py``."""
+``compiled``: the loops in C, on a CPU, in float32 or float64. ``fused``: the loops in PyTorch, on any
+device. ``graph``: these as CUDA graphs. ``triton``: a program per row, in float32 or bfloat16. The last
+two by name alone, since nobody has run them on a GPU. The reference is ``Feedback``'s loop over
+``models/feedback/layer.py``."""
 
 
 def feedback_recurrence(
