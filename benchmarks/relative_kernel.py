@@ -1,6 +1,7 @@
 """Triton programs of relative attention, proven without a GPU.
 
     python benchmarks/relative_kernel.py shapes --shapes 10000      # in Triton's interpreter, hours
+    python benchmarks/relative_kernel.py operator                   # opcheck, a graph, a model
     python benchmarks/relative_kernel.py targets                    # compiled: registers, spills
 
 ``shapes``: random shapes, widths, limits and tiles; results and every gradient against the reference
@@ -12,6 +13,7 @@ status is 1 where something is wrong.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import random
@@ -23,6 +25,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -34,6 +37,7 @@ LIMIT = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 WIDTHS = (8, 16, 24, 32, 33, 48, 64, 80, 96, 128)
 MARGIN = 3
 TARGETS = (("cuda", 80, 32), ("cuda", 90, 32), ("cuda", 100, 32), ("hip", "gfx942", 64))
+IN_BUNDLES = ("80", "90", "gfx942")
 FAR = 1 << 29
 """Integers that must not be read."""
 
@@ -49,6 +53,12 @@ def guarded(t: Tensor) -> Tensor:
     view = storage[tuple(slice(MARGIN, MARGIN + n) for n in t.shape)]
     view.copy_(t.detach())
     return view
+
+
+def apart(t: Tensor) -> Tensor:
+    """``t``, contiguous, between margins of NaN."""
+    storage = t.new_full((t.numel() + 2 * 64,), torch.nan)
+    return storage[64:-64].view(t.shape).copy_(t)
 
 
 class Outputs:
@@ -70,21 +80,29 @@ class Outputs:
             assert storage[64:-64].isfinite().all(), "not all is written, or NaN was read"
 
 
-def limits(draw: random.Random, batch: int, n_queries: int, n_keys: int) -> tuple[Tensor, Tensor]:
-    """First and last keys ``[B or 1, T]``: the past, cut by a span, memory's empty slots, documents."""
+def limits(
+    draw: random.Random, batch: int, n_queries: int, n_keys: int, future: int
+) -> tuple[Tensor, Tensor]:
+    """First and last keys ``[B or 1, T]``: the past and so many keys of the future, cut by a span,
+    memory's empty slots, documents."""
     slots = n_keys - n_queries
     rows = draw.choice([1, batch])
-    last = torch.arange(slots, n_keys).expand(rows, -1)
+    query = torch.arange(slots, n_keys).expand(rows, -1)
+    last = (query + draw.choice([future, draw.randint(0, future)])).clamp(max=n_keys - 1)
     first = torch.zeros_like(last)
     if draw.random() < 0.5:
-        first = (last - draw.randint(0, n_keys)).clamp(min=0)
+        first = (query - draw.randint(0, n_keys)).clamp(min=0)
     if draw.random() < 0.5:
         valid = torch.tensor([draw.randint(0, slots) for _ in range(rows)])
         first = first.maximum(slots - valid[:, None])
     if draw.random() < 0.5:
         starts = torch.rand(rows, n_queries, generator=seeded(draw)) < 0.1
-        document = torch.where(starts, last, 0).cummax(1).values
+        number = starts.cumsum(1)
+        document = torch.where(starts, query, 0).cummax(1).values
         first = first.maximum(document)
+        # The last token of each one's document.
+        ends = torch.searchsorted(number, number, right=True) - 1 + slots
+        last = last.minimum(ends)
     return first.int(), last.int().contiguous()
 
 
@@ -101,6 +119,7 @@ def compare(draw: random.Random) -> dict[str, Any]:
     n_heads = draw.randint(1, 3)
     n_queries = draw.choice([1, draw.randint(1, 20), draw.randint(1, 90)])
     n_keys = n_queries + draw.choice([0, 1, draw.randint(0, 90)])
+    future = draw.choice([0, 0, n_queries - 1, draw.randint(0, n_queries - 1)])
     width = draw.choice(WIDTHS)
     value_width = draw.choice([width, width, draw.choice(WIDTHS)])
     tiles = launch.Plan(
@@ -110,21 +129,21 @@ def compare(draw: random.Random) -> dict[str, Any]:
         "q": (batch, n_heads, n_queries, width),
         "k": (batch, n_heads, n_keys, width),
         "v": (batch, n_heads, n_keys, value_width),
-        "keys": (n_heads, n_keys, width),
-        "scores": (n_heads, n_keys),
+        "keys": (n_heads, n_keys + future, width),
+        "scores": (n_heads, n_keys + future),
         "d_out": (batch, n_heads, n_queries, value_width),
     }
     generator = seeded(draw)
     given = {
         name: torch.randn(shape, generator=generator).to(dtype) for name, shape in shapes.items()
     }
-    first, last = limits(draw, batch, n_queries, n_keys)
+    first, last = limits(draw, batch, n_queries, n_keys, future)
     exact = {name: t.double().requires_grad_() for name, t in given.items()}
     d_out = exact.pop("d_out").detach()
     q, k, v, keys, scores = exact.values()
-    mask = launch.Limits(first, last).mask(n_keys)
+    seen = launch.Limits(first, last)
     out = relative_attention(
-        q, k, v, Positions(keys, scores), mask=mask, implementation="reference"
+        q, k, v, Positions(keys, scores), mask=seen, implementation="reference"
     )
     expected = (out, *torch.autograd.grad(out, list(exact.values()), d_out))
 
@@ -132,11 +151,15 @@ def compare(draw: random.Random) -> dict[str, Any]:
     d_out = inputs.pop("d_out")
     leaves = [t.requires_grad_() for t in inputs.values()]
     outputs = Outputs()
-    with instead(launch, empty=outputs.empty, plan=lambda dtype, width: tiles):
-        term = launch.position_term
-        with instead(launch, position_term=lambda *of: guarded(term(*of))):
-            out = launch.Attention.apply(*leaves, guarded(first), guarded(last))
-            found = (out, *torch.autograd.grad(out, leaves, d_out))
+    # Blocks of some heads, of some rows of one head, or of everything.
+    programs = draw.choice([1, draw.randint(1, 12), 256])
+    term = launch.Inputs.position_term
+    with (
+        instead(launch, empty=outputs.empty, plan=lambda *_: tiles, PROGRAMS=programs),
+        instead(launch.Inputs, position_term=lambda given: apart(term(given))),
+    ):
+        out = launch.Attention.apply(*leaves, guarded(first), guarded(last))
+        found = (out, *torch.autograd.grad(out, leaves, d_out))
     outputs.check()
     differences = {
         name: ((a - b).abs().max() / b.abs().max().clamp(min=1)).item()
@@ -152,12 +175,8 @@ def compare(draw: random.Random) -> dict[str, Any]:
 @contextmanager
 def instead(module: Any, **functions: Any) -> Iterator[None]:
     """``functions`` in place of the module's of these names."""
-    before = {name: getattr(module, name) for name in functions}
-    vars(module).update(functions)
-    try:
+    with mock.patch.multiple(module, **functions):
         yield
-    finally:
-        vars(module).update(before)
 
 
 def let_bfloat16_multiply() -> None:
@@ -192,6 +211,65 @@ def shapes(n: int, seed: int) -> None:
     print(json.dumps({"shapes": counts, "worst": worst}))
 
 
+# ----- As an operator, and in a model
+
+
+def operator() -> None:
+    """Check the operator as ``torch.compile`` asks, a graph of it, and a model that uses it."""
+    from torch.library import opcheck
+
+    from memspan.models import LanguageModel
+    from memspan.models.transformer_xl.config import TransformerXLConfig
+    from memspan.ops.relative_kernel import launch
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    batch, n_heads, n_queries, n_keys, future, width = 2, 2, 5, 8, 4, 16
+    first = torch.zeros(1, n_queries, dtype=torch.int32)
+    limits = launch.Limits(first, first + n_keys - 1)
+    leaves = [
+        torch.randn(shape, requires_grad=True)
+        for shape in (
+            (batch, n_heads, n_queries, width),
+            (batch, n_heads, n_keys, width),
+            (batch, n_heads, n_keys, width),
+            (n_heads, n_keys + future, width),
+            (n_heads, n_keys + future),
+        )
+    ]
+    opcheck(launch.operation, (*leaves, *limits))
+    checked = ["opcheck"]
+
+    def run(*given: Tensor) -> Tensor:
+        q, k, v, *positions = given
+        return relative_attention(
+            q, k, v, Positions(*positions), mask=limits, implementation="triton"
+        )
+
+    numbers = []
+    for function in (run, torch.compile(run, fullgraph=True, backend="aot_eager")):
+        out = function(*leaves)
+        numbers.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+    torch.testing.assert_close(*numbers)
+    checked.append("graph")
+
+    config = TransformerXLConfig(n_layers=2, d_model=32, n_heads=2, d_ff=32, memory_length=4)
+    model = LanguageModel(11, config)
+    tokens = torch.randint(11, (2, 7))
+    starts = torch.zeros(2, 7, dtype=torch.bool)
+    starts[1, 4] = True
+    lengths = torch.tensor([5, 7])
+    memory = model(tokens, lengths=lengths).memory
+    numbers = []
+    for name in ("reference", "triton"):
+        output = model(tokens, memory, targets=tokens, starts=starts, implementation=name)
+        gradients = torch.autograd.grad(output.loss, list(model.parameters()), retain_graph=True)
+        numbers.append([output.losses, output.memory.hidden, *gradients])
+    torch.testing.assert_close(*numbers, atol=1e-5, rtol=1e-4)
+    checked.append("model")
+    print(json.dumps({"checked": checked}))
+
+
 # ----- Compiled for GPUs
 
 
@@ -215,7 +293,7 @@ def compiled(name: str, dtype: torch.dtype, width: int, target: tuple[Any, ...])
     for index, argument in enumerate(program.arg_names):
         if argument in constants:
             signature[argument] = "constexpr"
-        elif argument in ("first", "last", "end_query"):
+        elif argument in ("first", "last", "begin_query", "end_query"):
             signature[argument] = "*i32"
         elif argument in ("totals", "inner"):
             signature[argument] = "*fp32"
@@ -246,6 +324,64 @@ def compiled(name: str, dtype: torch.dtype, width: int, target: tuple[Any, ...])
         row["registers"] = number(r"Used (\d+) registers", text)
         row["spilled"] = number(r"(\d+) bytes spill stores", text)
     return row
+
+
+class Elsewhere:
+    """A driver of Triton's for a GPU that is not here: programs are compiled and not launched."""
+
+    def __init__(self, target: tuple[Any, ...]) -> None:
+        from triton.backends.compiler import GPUTarget
+
+        self._target = GPUTarget(*target)
+
+    def get_current_target(self) -> Any:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+class Compiled:
+    """A program that is compiled where it would be launched."""
+
+    def __init__(self, program: Any) -> None:
+        self.program = program
+
+    def __getitem__(self, grid: Any) -> Any:
+        return functools.partial(self.program.warmup, grid=grid)
+
+
+def cache(folder: Path, only: list[str]) -> None:
+    """Fill a cache of Triton's with the programs of the sizes that gpu.py measures, compiled as a
+    launch on each target would ask for them."""
+    os.environ["TRITON_CACHE_DIR"] = str(folder)
+    from triton.runtime import driver
+
+    from memspan.ops.relative_kernel import kernel, launch
+    from on_gpu.attention import SIZES
+
+    names = ("forward", "backward_queries", "backward_keys")
+    programs = {name: getattr(kernel, name) for name in names}
+    for target in TARGETS:
+        if str(target[1]) not in (only or IN_BUNDLES):
+            continue
+        driver.set_active(Elsewhere(target))
+        for program in programs.values():
+            program.device_caches.clear()
+        with instead(kernel, **{name: Compiled(program) for name, program in programs.items()}):
+            for size, (batch, n_heads, n_queries, n_keys, width) in SIZES.items():
+                for dtype in (torch.bfloat16, torch.float32)[: 2 if size == "small" else 1]:
+                    q = torch.empty(batch, n_heads, n_queries, width, dtype=dtype, device="meta")
+                    k = q.new_empty(batch, n_heads, n_keys, width)
+                    table = q.new_empty(n_heads, n_keys, width)
+                    first = q.new_empty(1, n_queries, dtype=torch.int32)
+                    given = launch.Inputs.of(q, k, k, table, table[..., 0], first, first)
+                    out, totals = launch.forward(given)
+                    launch.backward(given, out, totals, out)
+        print(f"compiled for {target[1]}", flush=True)
 
 
 def assembled(ptx: str, capability: int) -> str:
@@ -302,12 +438,21 @@ def main() -> None:
     verb.add_argument(
         "--seed", type=int, default=0, help="of the first shape; the next has the next"
     )
+    verbs.add_parser("operator", help="check the operator, a graph and a model, interpreted")
+    verb = verbs.add_parser("cache", help="fill a cache of Triton's with compiled programs")
+    verb.add_argument("folder", type=Path)
+    verb.add_argument("--only", nargs="+", default=[], metavar="TARGET", help="80, 90, 100, gfx942")
     verb = verbs.add_parser("targets", help="compile for GPUs")
     verb.add_argument("--widths", type=int, nargs="+", default=[32, 64, 128])
     verb.add_argument("--only", nargs="+", default=[], metavar="TARGET", help="80, 90, 100, gfx942")
     given = parser.parse_args()
     if given.verb == "shapes":
         shapes(given.shapes, given.seed)
+    elif given.verb == "cache":
+        cache(given.folder, given.only)
+    elif given.verb == "operator":
+        os.environ["TRITON_INTERPRET"] = "1"
+        operator()
     else:
         targets(given.widths, given.only)
 

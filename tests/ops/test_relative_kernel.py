@@ -16,6 +16,7 @@ import torch
 from memspan.errors import MemspanError
 from memspan.ops import relative_kernel
 from memspan.ops.relative import IMPLEMENTATIONS, Positions, relative_attention
+from on_gpu.jobs import predicted
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks/relative_kernel.py"
@@ -75,7 +76,7 @@ def test_options_beyond_the_programs_are_refused(option: dict[str, Any], message
 
 
 def test_triton_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relative_kernel, "_installed", lambda: False)
+    monkeypatch.setattr(relative_kernel, "INSTALLED", False)
     with pytest.raises(MemspanError, match="needs Triton: pip install triton, or use fused"):
         relative_attention(**given(), implementation="triton")
 
@@ -94,7 +95,7 @@ def test_cpu_is_refused() -> None:
         (given(width=129), "takes heads up to 128 wide, not 129: use fused"),
         (
             given() | {"mask": torch.tensor([[[True, False, False], [True, False, True]]])},
-            "takes masks that are one run of past keys per query: use fused",
+            "takes masks that are one run of keys per query: use fused",
         ),
     ],
     ids=["half", "wide", "gap"],
@@ -112,3 +113,24 @@ def test_inputs_beyond_the_programs_are_refused(
 def test_programs_are_chosen_by_name_alone() -> None:
     """Also where they could run: nobody has measured them."""
     assert not IMPLEMENTATIONS["triton"].suits(None)  # type: ignore[arg-type]
+
+
+@needs_triton
+@pytest.mark.processes
+def test_the_programs_are_an_operator_of_graphs_and_models() -> None:
+    """opcheck, one graph with the same numbers, and a model that reads documents: see the script."""
+    (row,) = proven("operator", interpret=True)
+    assert row["checked"] == ["opcheck", "graph", "model"]
+
+
+@needs_triton
+@pytest.mark.parametrize("size", ["small", "middle", "large"])
+def test_the_programs_need_a_third_of_the_memory_of_step_1(size: str) -> None:
+    """Counted without a GPU: nothing is computed."""
+    from on_gpu import attention
+
+    (theirs,) = (
+        job for job in attention.jobs_of(size, False) if job.what == "step 1, bfloat16, training"
+    )
+    allocated = attention.bytes_of_programs(attention.SIZES[size], torch.bfloat16, backward=True)
+    assert allocated / 2**20 < predicted(theirs)["mib"] / 3

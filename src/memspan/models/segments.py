@@ -76,11 +76,13 @@ class Documents:
         """``counts [B]`` of what was there before the segment: 0 where it is forgotten."""
         return counts.where(~self.fresh, 0)
 
-    def mask(self, mask: Tensor) -> Tensor:
-        """A mask ``[B or 1, T, S]`` over memory and segment, limited to the query's document."""
-        n_tokens = self.number.shape[1]
-        of_key = F.pad(self.number, (mask.shape[2] - n_tokens, 0))
-        return mask & (self.number[:, :, None] == of_key[:, None])
+    def first_columns(self, before: int) -> Tensor:
+        """The column in which each token's document begins, int64 ``[B, T]``; ``before`` for those of
+        the document that memory belongs to."""
+        earlier = F.pad(self.number[:, :-1], (1, 0))
+        column = torch.arange(self.number.shape[1], device=self.number.device)
+        first = torch.where(self.number == earlier, 0, column).cummax(1).values
+        return first.masked_fill(self.number == 0, before)
 
     def own(self) -> Tensor:
         """Bool ``[B, T]``: true at a row's tokens, false at its padding."""

@@ -6,7 +6,8 @@ query ``i`` is at key ``S - T + i`` and the distance is ``d = S - T + i - j``::
     A_ij = ( (q_i + u) . k_j  +  (q_i + v) . R_d  +  S_d ) / sqrt(K)      attention(i) = softmax_j(A) V
 
 ``R`` is the projected sinusoid of the distance or a learned table, ``u`` and ``v`` are the paper's
-global biases, ``S_d`` is the learned variant's bias per distance. Attention is causal: ``d >= 0``.
+global biases, ``S_d`` is the learned variant's bias per distance. Attention is causal, ``d >= 0``,
+unless the positions have distances in the future, as Conformers do (Gulati et al. 2020, section 2.1).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch import Tensor
 from memspan.errors import MemspanError
 from memspan.ops.first_derivatives import apply, first_derivatives_only, refuse_transforms
 from memspan.ops.implementations import Implementation, check_shape, check_together, choose
+from memspan.ops.limits import Limits
 
 CACHE_BYTES = 2 << 20
 """Bytes of scores that are computed at once on a CPU; half or twice as many cost little."""
@@ -30,9 +32,10 @@ class Positions(NamedTuple):
     """Tensors that scores depend on besides queries and keys; symbols as in the equation."""
 
     keys: Tensor
-    """``R``, ``[H, S, K]`` for the distances ``0 .. S-1``: row ``d`` belongs to distance ``d``."""
+    """``R``, ``[H, S + F, K]`` for the distances ``-F .. S-1``: row ``r`` belongs to ``r - F``.
+    Causal attention has ``F = 0``; ``F`` is at most ``T - 1``."""
     scores: Tensor | None = None
-    """``S_d``, ``[H, S]``."""
+    """``S_d``, ``[H, S + F]``."""
     content_bias: Tensor | None = None
     """``u``, ``[H, K]``."""
     position_bias: Tensor | None = None
@@ -45,7 +48,11 @@ class Positions(NamedTuple):
         scores, u, v = (t if t is None else t.to(dtype) for t in self[1:])
         return Positions(self.keys.to(dtype), scores, u, v)
 
-    def check(self, q: Tensor, k: Tensor, mask: Tensor | None) -> None:
+    def future(self, n_keys: int) -> int:
+        """``F``, the distances in the future, where there are so many keys."""
+        return self.keys.shape[1] - n_keys
+
+    def check(self, q: Tensor, k: Tensor, mask: Tensor | Limits | None) -> None:
         """Raise :class:`MemspanError` unless they go with these queries, keys and mask."""
         keys, scores, u, w = self
         named = zip(self._fields, self, strict=True)
@@ -62,16 +69,31 @@ class Positions(NamedTuple):
                 f"{n_queries} queries need as many keys or more, not {n_keys}: keys are those of "
                 "memory and of the segment itself"
             )
-        if mask is None and n_queries > 1:
+        future = keys.shape[1] - n_keys if keys.dim() == 3 else 0
+        if not 0 <= future < max(n_queries, 1):
+            future = 0
+        check_shape("positions.keys", keys, "[H, S, K]", n_heads, n_keys + future, width)
+        check_shape("positions.scores", scores, "[H, S]", n_heads, n_keys + future)
+        if mask is None and n_queries > 1 and future < n_queries - 1:
             raise MemspanError(
                 f"without a mask {n_queries} queries see up to {n_queries - 1} keys of their "
                 "future, which have no position keys: pass a causal mask"
             )
-        check_shape("positions.keys", keys, "[H, S, K]", n_heads, n_keys, width)
-        check_shape("positions.scores", scores, "[H, S]", n_heads, n_keys)
         check_shape("positions.content_bias", u, "[H, K]", n_heads, width)
         check_shape("positions.position_bias", w, "[H, K]", n_heads, width)
-        if mask is not None and not (
+        if isinstance(mask, Limits):
+            for name, limit in zip(mask._fields, mask, strict=True):
+                if (
+                    limit.dtype not in (torch.int32, torch.int64)
+                    or limit.shape not in ((1, n_queries), (batch, n_queries))
+                    or limit.device != q.device
+                ):
+                    raise MemspanError(
+                        f"mask.{name} must be int32 or int64 [1 or {batch}, {n_queries}] on "
+                        f"{q.device}, not {str(limit.dtype).removeprefix('torch.')} "
+                        f"{[*limit.shape]} on {limit.device}"
+                    )
+        elif mask is not None and not (
             mask.dtype == torch.bool
             and mask.shape in ((1, n_queries, n_keys), (batch, n_queries, n_keys))
             and mask.device == q.device
@@ -89,9 +111,13 @@ class _Inputs(NamedTuple):
     k: Tensor
     v: Tensor
     positions: Positions
-    mask: Tensor | None
+    mask: Tensor | Limits | None
     dropout: float
     received: Tensor | None
+
+    def dense_mask(self) -> Tensor | None:
+        """The mask as a tensor."""
+        return _dense(self.mask, self.k.shape[2])
 
     def requires_grad(self) -> bool:
         tensors = (self.q, self.k, self.v, *self.positions)
@@ -104,7 +130,7 @@ def relative_attention(
     v: Tensor,
     positions: Positions,
     *,
-    mask: Tensor | None = None,
+    mask: Tensor | Limits | None = None,
     dropout: float = 0.0,
     implementation: str | None = None,
     received: Tensor | None = None,
@@ -115,9 +141,11 @@ def relative_attention(
         q: queries ``[B, H, T, K]``.
         k: keys ``[B, H, S, K]``, ``S >= T``, oldest first.
         v: values ``[B, H, S, V]``.
-        positions: for distances up to ``S - 1``.
-        mask: bool ``[B or 1, T, S]``, true where a query may attend: not to keys in its future, and
-            every query to something. None, for a single query: it attends to every key.
+        positions: for distances up to ``S - 1``, and to ``-F`` where queries see their future.
+        mask: bool ``[B or 1, T, S]``, true where a query may attend: not to keys more than ``F`` in its
+            future, and every query to something. Or :class:`~memspan.ops.limits.Limits`, which say the
+            same of one run of keys in two integers. None: every query attends to every key, which a
+            single one does, and several with ``F = T - 1``.
         dropout: probability with which an attention weight is dropped.
         implementation: a name from :data:`IMPLEMENTATIONS`; None: the first that is fast and can run.
             A pass draws the same dropout with and without gradients, as activation checkpointing
@@ -150,7 +178,7 @@ def relative_attention(
 
 
 def attention_weights(
-    q: Tensor, k: Tensor, positions: Positions, *, mask: Tensor | None = None
+    q: Tensor, k: Tensor, positions: Positions, *, mask: Tensor | Limits | None = None
 ) -> Tensor:
     """The weights ``[B, H, T, S]`` that :func:`relative_attention` gives the values, for inspection.
 
@@ -158,7 +186,12 @@ def attention_weights(
     """
     positions.check(q, k, mask)
     with torch.autocast(q.device.type, enabled=False):
-        return _weights(q, k.to(q.dtype), positions.to(q.dtype), mask)
+        return _weights(q, k.to(q.dtype), positions.to(q.dtype), _dense(mask, k.shape[2]))
+
+
+def _dense(mask: Tensor | Limits | None, n_keys: int) -> Tensor | None:
+    """The mask as a tensor."""
+    return mask.mask(n_keys) if isinstance(mask, Limits) else mask
 
 
 # ----- The reference
@@ -166,7 +199,7 @@ def attention_weights(
 
 def _reference(inputs: _Inputs) -> Tensor:
     """The equation in plain autograd."""
-    weights = _weights(inputs.q, inputs.k, inputs.positions, inputs.mask)
+    weights = _weights(inputs.q, inputs.k, inputs.positions, inputs.dense_mask())
     if inputs.received is not None:
         inputs.received.add_(weights.detach().sum((1, 2)))
     return F.dropout(weights, inputs.dropout) @ inputs.v
@@ -187,8 +220,8 @@ def _weights(q: Tensor, k: Tensor, positions: Positions, mask: Tensor | None) ->
     content = (q + u[:, None]) @ k.transpose(-1, -2)
     by_distance = (q + w[:, None]) @ positions.keys.transpose(-1, -2) + s[:, None]
     query = torch.arange(n_keys - n_queries, n_keys, device=q.device)
-    row = query[:, None] - torch.arange(n_keys, device=q.device)
-    # Rows below 0 belong to keys in the future, which the mask excludes.
+    row = query[:, None] - torch.arange(n_keys, device=q.device) + positions.future(n_keys)
+    # Rows below 0 belong to keys farther in the future, which the mask excludes.
     row = row.clamp(min=0).expand(*by_distance.shape[:3], -1)
     position = by_distance.gather(-1, row)
 
@@ -206,10 +239,11 @@ def _by_heads(inputs: _Inputs, run: Callable[..., Tensor]) -> Tensor:
     time as keep their scores in its cache."""
     q, scores = _fold_biases(inputs.q, inputs.positions)
     additive_mask = None
-    if inputs.mask is not None:
+    mask = inputs.dense_mask()
+    if mask is not None:
         # Added to all heads, which is several times faster than filling by a mask.
-        additive_mask = torch.zeros_like(inputs.mask, dtype=q.dtype)
-        additive_mask.masked_fill_(~inputs.mask, -torch.inf)
+        additive_mask = torch.zeros_like(mask, dtype=q.dtype)
+        additive_mask.masked_fill_(~mask, -torch.inf)
     batch, n, n_queries, _ = q.shape
     one_head = batch * n_queries * inputs.k.shape[2] * q.element_size()
     # Exports may leave sizes free.
@@ -238,23 +272,23 @@ def _fold_biases(q: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
 
 
 def _farthest_first(position_keys: Tensor, position_scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Distances ``[dummy, S-1, ..., 0]``: the extra row that makes the relative shift a view."""
+    """Distances ``[dummy, S-1, ..., -F]``: the extra row that makes the relative shift a view."""
     keys = F.pad(position_keys.flip(1), (0, 0, 1, 0))
     return keys, F.pad(position_scores.flip(1), (1, 0))
 
 
 def _shift(x: Tensor, n_queries: int, n_keys: int) -> Tensor:
-    """The paper's relative shift ``[N, T * (S+1)] -> [N, T, S]`` (appendix B), without a copy.
+    """The paper's relative shift ``[N, T * (S+F+1)] -> [N, T, S]`` (appendix B), without a copy.
 
-    Column ``c`` of ``x[N, T, S+1]`` is the distance ``S - c``. Dropping the first ``T`` numbers and
-    reading rows of ``S`` puts ``x[i, j + T - i]``, the distance ``S - T + i - j``, at ``[i, j]``.
-    Keys in the future get what comes from the next row; the mask excludes them.
+    Column ``c`` of ``x[N, T, S+F+1]`` is the distance ``S - c``. Dropping the first ``T`` numbers and
+    reading rows of ``S + F`` puts ``x[i, j + T - i]``, the distance ``S - T + i - j``, at ``[i, j]``.
+    Keys more than ``F`` in the future get what comes from the next row; the mask excludes them.
     """
     return x[:, n_queries:].unflatten(-1, (n_queries, -1))[..., :n_keys]
 
 
 def _position_term(heads: Tensor, keys: Tensor, scores: Tensor) -> Tensor:
-    """``q . R + S_d`` per head: ``[H, B*T, K] -> [H, B*T, S+1]``."""
+    """``q . R + S_d`` per head: ``[H, B*T, K] -> [H, B*T, S+F+1]``."""
     return torch.bmm(heads, keys.transpose(1, 2)).add_(scores[:, None])
 
 
@@ -326,6 +360,8 @@ class _FusedRelativeAttention(torch.autograd.Function):
         d_x = grad.new_empty(n_heads * batch, n_queries * n_columns)
         # Outside the view.
         d_x[:, :n_queries] = 0
+        if n_columns > length + 1:
+            _shift(d_x, n_queries, n_columns)[..., length:] = 0
         d_a = _shift(d_x, n_queries, length)
         if torch.compiler.is_compiling():
             # torch.compile accepts no view as out=.
@@ -408,7 +444,13 @@ def _triton(inputs: _Inputs) -> Tensor:
     from memspan.ops.relative_kernel import launch
 
     q, scores = _fold_biases(inputs.q, inputs.positions)
-    return launch.attend(q, inputs.k, inputs.v, inputs.positions.keys, scores, inputs.mask)
+    if inputs.mask is None:
+        first = torch.zeros(1, q.shape[2], dtype=torch.int32, device=q.device)
+        limits = Limits(first, first + (inputs.k.shape[2] - 1))
+    else:
+        mask = inputs.mask
+        limits = mask if isinstance(mask, Limits) else Limits.of(mask)
+    return launch.attend(q, inputs.k, inputs.v, inputs.positions.keys, scores, limits)
 
 
 def _triton_obstacle(inputs: _Inputs) -> str | None:

@@ -29,7 +29,7 @@ from memspan.models.known import known
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import schema_of
 from memspan.models.readers import BackboneReader
-from memspan.models.relative.attention import Span
+from memspan.models.relative.attention import Span, seen_by
 from memspan.models.relative.backbone import PARTS, RelativeBackbone
 from memspan.models.segments import Documents, Padding, documents_of, padding_mask
 from memspan.nn import count_after, in_use
@@ -179,10 +179,11 @@ class Compressive(RelativeBackbone[CompressiveMemory]):
         n_tokens = x.shape[1]
         x, documents = documents_of(x, starts, lengths, padding)
         used = memory.length + memory.compressed_length
-        wants_shares = not self.training and implementation != "sdpa"
+        limits = span.visible(used, n_tokens, slots, slots, documents)
+        wants_shares = not self.training and implementation not in ("sdpa", "triton")
         shared = CompressivePass(
             codes=self.codes(span, slots, n_tokens),
-            mask=span.visible(used, n_tokens, slots, slots, documents),
+            mask=seen_by(implementation, limits, slots + n_tokens),
             implementation=implementation,
             weights=attention_weights,
             documents=documents,

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from memspan.errors import MemspanError
 from memspan.models.known import known
 from memspan.nn import FeedForward, dropout_layer, sinusoids
+from memspan.ops.limits import Limits
 from memspan.ops.relative import Positions, attention_weights, relative_attention
 
 if TYPE_CHECKING:
@@ -81,18 +82,26 @@ class Span:
         n_old: int,
         slots: int,
         documents: Documents | None = None,
-    ) -> Tensor:
-        """Mask ``[B, T, N + T]``: the right-most ``used [B]`` of N old columns, the segment's past.
+    ) -> Limits:
+        """Keys that each query sees: of the right-most ``used [B]`` of N old columns, and of the
+        segment's past. ``[B, T]``.
 
         ``slots``: the memory's size, N where no column is left out. ``documents``: the segment's.
         """
-        query = torch.arange(n_old, n_old + n_queries, device=used.device)[:, None]
-        key = torch.arange(n_old + n_queries, device=used.device)
-        mask = key <= query
+        last = torch.arange(n_old, n_old + n_queries, device=used.device)
+        last = last.expand(used.shape[0], -1)
+        first = (n_old - used[:, None]).expand_as(last)
         if self.attention == "fixed":
-            mask = mask & (query - key < slots)
-        mask = mask & (key >= n_old - used[:, None, None])
-        return mask if documents is None else documents.mask(mask)
+            first = first.maximum(last - (slots - 1))
+        if documents is not None:
+            first = first.maximum(n_old + documents.first_columns(-n_old))
+        return Limits(first, last)
+
+
+def seen_by(implementation: str | None, limits: Limits, n_keys: int) -> Tensor | Limits:
+    """``limits`` as they are for an implementation that reads them, for others as one mask for all
+    layers."""
+    return limits if implementation == "triton" else limits.mask(n_keys)
 
 
 @dataclass(frozen=True)
@@ -101,8 +110,8 @@ class AttentionPass:
 
     codes: Tensor
     """Codes of the distances, see :meth:`Span.codes`."""
-    mask: Tensor
-    """Bool ``[B, T, S]``."""
+    mask: Tensor | Limits
+    """Bool ``[B, T, S]``, or what :func:`seen_by` keeps of it."""
     implementation: str | None = None
     """See :func:`relative_attention`."""
     weights: list[Tensor] | None = None
@@ -172,7 +181,9 @@ class RelativeAttention(nn.Module):
         codes = span.codes(config, slots + n_tokens, slots, self.content_bias)
         if codes.is_floating_point():
             codes = F.dropout(codes, config.dropout, self.training)
-        return AttentionPass(codes, span.visible(used, n_tokens, slots, slots), implementation)
+        limits = span.visible(used, n_tokens, slots, slots)
+        mask = seen_by(implementation, limits, slots + n_tokens)
+        return AttentionPass(codes, mask, implementation)
 
     def project(
         self, x: Tensor, memory: Tensor, norm: nn.Module | None

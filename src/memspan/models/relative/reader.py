@@ -102,7 +102,8 @@ class RelativeReader(BufferedReader[M], StepsInC[CompiledStep]):
         mask = None
         if n_new > 1 or not self._equal or span.attention == "fixed" or documents is not None:
             used = to_device(self._used, x.device)
-            mask = span.visible(used, n_new, most, self.n_slots, documents)
+            limits = span.visible(used, n_new, most, self.n_slots, documents)
+            mask = limits.mask(most + n_new)
         new = slice(self._end, self._end + n_new)
         attended = slice(self._end - most, self._end + n_new)
         received: list[Tensor] = []

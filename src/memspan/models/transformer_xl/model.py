@@ -20,7 +20,7 @@ from memspan.models.defaults import AttentionWeights
 from memspan.models.known import known
 from memspan.models.output import BackboneOutput
 from memspan.models.packing import schema_of
-from memspan.models.relative.attention import AttentionPass, Span
+from memspan.models.relative.attention import AttentionPass, Span, seen_by
 from memspan.models.relative.backbone import PARTS, RelativeBackbone
 from memspan.models.segments import Padding, documents_of, read_by_length
 from memspan.models.transformer_xl.config import TransformerXLConfig
@@ -151,9 +151,10 @@ class TransformerXL(RelativeBackbone[TransformerXLMemory]):
             read = partial(self.forward, implementation=implementation, span=span)
             return read_by_length(read, x, memory, starts, lengths, padding, longest)
         x, documents = documents_of(x, starts, lengths, padding)
+        limits = span.visible(memory.length, n_tokens, slots, slots, documents)
         shared = AttentionPass(
             codes=self.codes(span, slots, n_tokens),
-            mask=span.visible(memory.length, n_tokens, slots, slots, documents),
+            mask=seen_by(implementation, limits, slots + n_tokens),
             implementation=implementation,
             weights=attention_weights,
             documents=documents,

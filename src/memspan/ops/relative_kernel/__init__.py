@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from functools import cache
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
+from memspan.ops.limits import Limits
+
 WIDEST = 128
 """The widest head."""
+INSTALLED = find_spec("triton") is not None
 CAPABILITY = (8, 0)
 """The least that a GPU of NVIDIA needs."""
 
 
-def obstacle(q: Tensor, v: Tensor, mask: Tensor | None) -> str | None:
+def obstacle(q: Tensor, v: Tensor, mask: Tensor | Limits | None) -> str | None:
     """Why the programs cannot attend for ``q [B, H, T, K]``, ``v [B, H, S, V]`` and this mask;
-    None if they can. To look at the mask is to wait for the device."""
-    if torch.compiler.is_compiling():
-        return "is not for torch.compile or torch.export: use fused"
-    if not _installed():
+    None if they can. To look at a mask is to wait for the device; limits are not looked at."""
+    if isinstance(mask, Tensor) and torch.compiler.is_compiling():
+        return "cannot look at a mask under torch.compile: pass Limits, or use fused"
+    if not INSTALLED:
         return "needs Triton: pip install triton, or use fused"
     from memspan.ops.relative_kernel import launch
 
@@ -38,22 +40,11 @@ def obstacle(q: Tensor, v: Tensor, mask: Tensor | None) -> str | None:
         return f"takes float32 and bfloat16, not {kind}: convert, or use fused"
     if max(q.shape[3], v.shape[3]) > WIDEST:
         return f"takes heads up to {WIDEST} wide, not {max(q.shape[3], v.shape[3])}: use fused"
-    if mask is not None and not _is_one_run(mask):
-        return "takes masks that are one run of past keys per query: use fused"
+    if isinstance(mask, Tensor) and not _is_one_run(mask):
+        return "takes masks that are one run of keys per query: use fused"
     return None
 
 
 def _is_one_run(mask: Tensor) -> bool:
-    """True if each query of ``mask [B or 1, T, S]`` sees the keys from one to another, none of them in
-    its future."""
-    from memspan.ops.relative_kernel.launch import Limits
-
-    n_queries, n_keys = mask.shape[1:]
-    limits = Limits.of(mask, mask, n_keys)
-    query = torch.arange(n_keys - n_queries, n_keys, device=mask.device)
-    return bool((limits.mask(n_keys) == mask).all() & (limits.last <= query).all())
-
-
-@cache
-def _installed() -> bool:
-    return find_spec("triton") is not None
+    """True if each query of ``mask [B or 1, T, S]`` sees the keys from one to another."""
+    return bool((Limits.of(mask).mask(mask.shape[2]) == mask).all())

@@ -1,53 +1,28 @@
 """Launches the Triton programs of relative attention, and joins them for autograd.
 
 The position term ``P = q Rᵀ + c`` and the gradients that come from it are products of torch's. ``u``
-and ``v`` are folded into ``q`` and ``c``: see :mod:`memspan.ops.relative`.
+and ``v`` are folded into ``q`` and ``c``: see :mod:`memspan.ops.relative`. ``P`` and its gradient are
+made for as many heads and rows at a time as keep a GPU busy, and ``P`` is computed again for the
+backward pass: what lives at once grows with neither heads, rows nor queries.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.library import custom_op
 from triton import JITFunction
 
 from memspan.ops.first_derivatives import apply, first_derivatives_only
+from memspan.ops.limits import Limits
 from memspan.ops.relative_kernel import kernel
 
-
-class Limits(NamedTuple):
-    """Keys that each query sees, in place of a mask."""
-
-    first: Tensor
-    """The first key, int32 ``[B or 1, T]``."""
-    last: Tensor
-    """The last key, int32 ``[B or 1, T]``, not in the query's future; less than the first: none."""
-
-    @classmethod
-    def of(cls, mask: Tensor | None, like: Tensor, n_keys: int) -> Limits:
-        """Limits of a ``mask [B or 1, T, S]`` that is one run of keys per query; None: of one query of
-        ``like``'s device, which sees all keys."""
-        if mask is None:
-            first = torch.zeros(1, 1, dtype=torch.int32, device=like.device)
-            return cls(first, first + (n_keys - 1))
-        first = mask.int().argmax(-1)
-        last = first + mask.sum(-1) - 1
-        return cls(first.int(), last.int())
-
-    def mask(self, n_keys: int) -> Tensor:
-        """The mask ``[B or 1, T, S]`` that these limits stand for."""
-        keys = torch.arange(n_keys, device=self.first.device)
-        return (keys >= self.first[..., None]) & (keys <= self.last[..., None])
-
-    def end_query(self, n_keys: int) -> Tensor:
-        """The query from which on none sees key ``j``, int32 ``[B or 1, S]``."""
-        # The least first key of a query and all after it: it does not decrease.
-        rising = self.first.flip(1).cummin(1).values.flip(1).contiguous()
-        keys = torch.arange(n_keys, device=rising.device, dtype=rising.dtype)
-        keys = keys.expand(len(rising), -1).contiguous()
-        return torch.searchsorted(rising, keys, right=True, out_int32=True)
+PROGRAMS = 256
+"""Programs of a launch that keep a GPU busy; an H100 has 132 processors."""
 
 
 class Tiles(NamedTuple):
@@ -77,7 +52,7 @@ def plan(dtype: torch.dtype, width: int) -> Plan:
 class Shape(NamedTuple):
     """Sizes that all programs take."""
 
-    batch: int
+    n_rows: int
     n_heads: int
     n_queries: int
     n_keys: int
@@ -86,8 +61,8 @@ class Shape(NamedTuple):
 
     @classmethod
     def of(cls, q: Tensor, v: Tensor) -> Shape:
-        batch, n_heads, n_queries, width = q.shape
-        return cls(batch, n_heads, n_queries, v.shape[2], width, v.shape[3])
+        n_rows, n_heads, n_queries, width = q.shape
+        return cls(n_rows, n_heads, n_queries, v.shape[2], width, v.shape[3])
 
     def constants(self, tiles: Tiles, dtype: torch.dtype) -> dict[str, Any]:
         """Arguments of a program that are compiled into it, and the options of its compilation."""
@@ -104,136 +79,258 @@ class Shape(NamedTuple):
             "num_stages": tiles.stages,
         }
 
+    def grid(self, n: int, size: int) -> tuple[int]:
+        """Programs that take ``size`` of ``n`` queries or keys each, of all heads and rows."""
+        return (-(-n // size) * self.n_rows * self.n_heads,)
+
+    def blocks(self, queries: int) -> Iterator[tuple[slice, slice]]:
+        """Heads and rows of which ``P`` exists at once: some heads of all rows, or some rows of one."""
+        at_once = -(-PROGRAMS // -(-self.n_queries // queries))
+        n_heads = max(1, at_once // self.n_rows)
+        n_rows = self.n_rows if at_once >= self.n_rows else at_once
+        for head in range(0, self.n_heads, n_heads):
+            for row in range(0, self.n_rows, n_rows):
+                yield slice(head, head + n_heads), slice(row, row + n_rows)
+
 
 def padded(width: int) -> int:
     """Columns of a tile for heads of this width: a power of two that a matrix product takes."""
     return max(16, 1 << (width - 1).bit_length())
 
 
-def forward(
-    q: Tensor, k: Tensor, v: Tensor, by_distance: Tensor, limits: Limits, tiles: Tiles
-) -> tuple[Tensor, Tensor]:
+class Inputs(NamedTuple):
+    """Tensors of the operation, biases folded in."""
+
+    q: Tensor
+    """``[B, H, T, K]``, with contiguous rows, as ``k`` and ``v``."""
+    k: Tensor
+    """``[B, H, S, K]``."""
+    v: Tensor
+    """``[B, H, S, V]``."""
+    keys: Tensor
+    """``R``, ``[H, S + F, K]``."""
+    scores: Tensor
+    """``c``, ``[H, S + F]``."""
+    limits: Limits
+    """int32 ``[B or 1, T]``."""
+
+    @classmethod
+    def of(
+        cls, q: Tensor, k: Tensor, v: Tensor, keys: Tensor, scores: Tensor, *limits: Tensor
+    ) -> Inputs:
+        q, k, v = (with_rows(t) for t in (q, k, v))
+        return cls(q, k, v, keys, scores, Limits(*limits).as_int32())
+
+    def part(self, heads: slice, rows: slice) -> Inputs:
+        """These heads of these rows."""
+        q, k, v = (t[rows, heads] for t in self[:3])
+        return Inputs(q, k, v, self.keys[heads], self.scores[heads], of_rows(self.limits, rows))
+
+    def position_term(self) -> Tensor:
+        """``P = q Rᵀ + c``, ``[H, B, T, S + F]``."""
+        heads = self.q.transpose(0, 1).flatten(1, 2)
+        term = torch.baddbmm(self.scores[:, None], heads, self.keys.transpose(1, 2))
+        return term.unflatten(1, (self.q.shape[0], self.q.shape[2]))
+
+    def tiles(self) -> Plan:
+        return plan(self.q.dtype, max(self.q.shape[3], self.v.shape[3]))
+
+
+def of_rows(limits: Limits, rows: slice) -> Limits:
+    """Those of some rows; limits of one row are those of all."""
+    return limits if len(limits.first) == 1 else Limits(limits.first[rows], limits.last[rows])
+
+
+def forward(given: Inputs) -> tuple[Tensor, Tensor]:
     """Run :func:`kernel.forward`.
 
-    Args:
-        q: ``[B, H, T, K]``, ``k``: ``[B, H, S, K]``, ``v``: ``[B, H, S, V]``, in one type, with
-            contiguous rows.
-        by_distance: ``P``, ``[B, H, T, S]``, with contiguous rows.
-
     Returns:
-        The output ``[B, H, T, V]`` and the totals ``[B, H, T]`` in float32.
+        The output ``[B, H, T, V]``, a view of heads before rows, and in float32 the totals
+        ``[H, B, T]``.
     """
+    shape = Shape.of(given.q, given.v)
+    tiles = given.tiles().forward
+    out = empty(given.q, shape.n_heads, shape.n_rows, shape.n_queries, shape.value_width)
+    totals = empty(given.q, *out.shape[:3], dtype=torch.float32)
+    with torch.cuda.device_of(given.q):
+        for heads, rows in shape.blocks(tiles.queries):
+            part = given.part(heads, rows)
+            forward_programs(
+                part, part.position_term(), out[heads, rows], totals[heads, rows], tiles
+            )
+    return out.transpose(0, 1), totals
+
+
+def forward_programs(
+    given: Inputs, by_distance: Tensor, out: Tensor, totals: Tensor, tiles: Tiles
+) -> None:
+    """Launch :func:`kernel.forward` for ``P``, to ``out [H, B, T, V]`` and ``totals [H, B, T]``."""
+    q, k, v, _, _, limits = given
     shape = Shape.of(q, v)
-    out = empty(q, *q.shape[:3], shape.value_width)
-    totals = empty(q, *q.shape[:3], dtype=torch.float32)
-    grid = (_parts(shape.n_queries, tiles.queries) * shape.batch * shape.n_heads,)
-    kernel.forward[grid](
+    kernel.forward[shape.grid(shape.n_queries, tiles.queries)](
         q, k, v, by_distance, *limits, out, totals,
-        *_strides(q, k, v, by_distance), _step(limits.first),
-        shape.n_heads, shape.n_queries, shape.n_keys, _scale(shape) * math.log2(math.e),
+        *_strides(q, k, v), _step(limits.first),
+        shape.n_rows, shape.n_queries, shape.n_keys, by_distance.shape[3],
+        _scale(shape) * math.log2(math.e),
         **shape.constants(tiles, q.dtype),
     )  # fmt: skip
-    return out, totals
 
 
-def backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    by_distance: Tensor,
-    limits: Limits,
-    out: Tensor,
-    totals: Tensor,
-    d_out: Tensor,
-    tiles: Plan,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def backward(given: Inputs, out: Tensor, totals: Tensor, d_out: Tensor) -> tuple[Tensor, ...]:
     """Run :func:`kernel.backward_queries`, then :func:`kernel.backward_keys`.
 
     Args:
         out, totals: what :func:`forward` returned.
-        d_out: ``[B, H, T, V]``, with contiguous rows.
+        d_out: ``[B, H, T, V]``.
 
     Returns:
-        Gradients of ``q`` (content's part alone), ``k``, ``v`` and ``by_distance``, the last as a view
-        of heads before rows.
+        Gradients of ``q``, ``k``, ``v``, ``keys`` and ``scores``.
     """
-    shape = Shape.of(q, v)
-    pairs = shape.batch * shape.n_heads
-    d_q = empty(q, *q.shape)
-    d_k = empty(q, *k.shape)
-    d_v = empty(q, *v.shape)
-    inner = empty(q, *q.shape[:3], dtype=torch.float32)
-    # Distances that no key has, and keys that a query does not see, keep a gradient of zero.
-    d_by_distance = empty(q, shape.n_heads, shape.batch, *by_distance.shape[2:]).zero_()
-    d_by_distance = d_by_distance.transpose(0, 1)
-    sizes = (shape.n_heads, shape.n_queries, shape.n_keys)
-    scales = (_scale(shape), _scale(shape) * math.log2(math.e))
-    strides = (*_strides(q, k, v, by_distance), _step(limits.first))
+    shape = Shape.of(given.q, given.v)
+    tiles = given.tiles()
+    d_out = with_rows(d_out)
+    out = out.transpose(0, 1)
+    n_heads = shape.n_heads
+    d_q = empty(given.q, n_heads, shape.n_rows, shape.n_queries, shape.width)
+    d_k = empty(given.q, n_heads, shape.n_rows, shape.n_keys, shape.width)
+    d_v = empty(given.q, n_heads, shape.n_rows, shape.n_keys, shape.value_width)
+    # Sums over rows, which may be in several blocks.
+    d_keys = torch.zeros_like(given.keys, dtype=torch.float32)
+    d_scores = torch.zeros_like(given.scores, dtype=torch.float32)
+    with torch.cuda.device_of(given.q):
+        for heads, rows in shape.blocks(tiles.forward.queries):
+            part = given.part(heads, rows)
+            block = (heads, rows)
+            d_term = backward_programs(
+                part, part.position_term(), out[block], totals[block], d_out[rows, heads],
+                d_q[block], d_k[block], d_v[block], tiles,
+            )  # fmt: skip
+            d_term = d_term.flatten(1, 2)
+            # A block of some rows has one head: its own part is contiguous in either case.
+            own = d_q[block].flatten(1, 2)
+            own += torch.bmm(d_term, part.keys)
+            of_heads = part.q.transpose(0, 1).flatten(1, 2)
+            d_keys[heads] += torch.bmm(d_term.transpose(1, 2), of_heads)
+            d_scores[heads] += d_term.sum(1, dtype=torch.float32)
+    return (
+        *(d.transpose(0, 1) for d in (d_q, d_k, d_v)),
+        d_keys.to(given.keys.dtype),
+        d_scores.to(given.scores.dtype),
+    )
 
-    grid = (_parts(shape.n_queries, tiles.backward_queries.queries) * pairs,)
-    kernel.backward_queries[grid](
+
+def backward_programs(
+    given: Inputs,
+    by_distance: Tensor,
+    out: Tensor,
+    totals: Tensor,
+    d_out: Tensor,
+    d_q: Tensor,
+    d_k: Tensor,
+    d_v: Tensor,
+    tiles: Plan,
+) -> Tensor:
+    """Launch both programs of the backward pass. ``d_q`` (content's part alone), ``d_k`` and ``d_v``
+    are written, ``[H, B, ...]``; the gradient of ``P`` is returned."""
+    q, k, v, _, _, limits = given
+    shape = Shape.of(q, v)
+    inner = empty(q, *totals.shape, dtype=torch.float32)
+    # Distances that no key has, and keys that a query does not see, keep a gradient of zero.
+    d_by_distance = empty(q, *by_distance.shape).zero_()
+    sizes = (shape.n_rows, shape.n_queries, shape.n_keys, by_distance.shape[3])
+    scales = (_scale(shape), _scale(shape) * math.log2(math.e))
+    strides = (*_strides(q, k, v), _step(limits.first))
+
+    kernel.backward_queries[shape.grid(shape.n_queries, tiles.backward_queries.queries)](
         q, k, v, by_distance, *limits, out, totals, d_out, d_q, d_by_distance, inner,
-        *strides, *_strides(d_out, d_by_distance), *sizes, *scales,
+        *strides, *_strides(d_out), *sizes, *scales,
         **shape.constants(tiles.backward_queries, q.dtype),
     )  # fmt: skip
+    begin_query = limits.begin_query(shape.n_keys)
     end_query = limits.end_query(shape.n_keys)
-    grid = (_parts(shape.n_keys, tiles.backward_keys.keys) * pairs,)
-    kernel.backward_keys[grid](
-        q, k, v, by_distance, *limits, end_query, totals, inner, d_out, d_k, d_v,
-        *strides, *_strides(d_out), _step(end_query), *sizes, *scales,
+    kernel.backward_keys[shape.grid(shape.n_keys, tiles.backward_keys.keys)](
+        q, k, v, by_distance, *limits, begin_query, end_query, totals, inner, d_out, d_k, d_v,
+        *strides, _step(end_query), *_strides(d_out), *sizes, *scales,
         **shape.constants(tiles.backward_keys, q.dtype),
     )  # fmt: skip
-    return d_q, d_k, d_v, d_by_distance
+    return d_by_distance
+
+
+# ----- For autograd
 
 
 class Attention(torch.autograd.Function):
     """Relative attention of ``(q, k, v, R, c, first, last)``, biases folded in.
 
-    Saves ``P``, the output and the totals. ``dR = dPᵀ q`` and ``dq += dP R`` are torch's products.
+    Saves the output and the totals. ``dR = dPᵀ q`` and ``dq += dP R`` are torch's products.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        keys: Tensor,
-        scores: Tensor,
-        first: Tensor,
-        last: Tensor,
-    ) -> Tensor:
-        limits = Limits(first, last)
-        q, k, v = (_with_rows(t) for t in (q, k, v))
-        by_distance = position_term(q, keys, scores)
-        tiles = plan(q.dtype, max(q.shape[3], v.shape[3]))
-        with torch.cuda.device_of(q):
-            out, totals = forward(q, k, v, by_distance, limits, tiles.forward)
-        ctx.save_for_backward(q, k, v, keys, by_distance, first, last, out, totals)
+    def forward(ctx: Any, *given: Tensor) -> Tensor:
+        out, totals = forward(Inputs.of(*given))
+        ctx.save_for_backward(*given, out, totals)
         return out
 
     @staticmethod
     @first_derivatives_only
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, keys, by_distance, first, last, out, totals = ctx.saved_tensors
-        tiles = plan(q.dtype, max(q.shape[3], v.shape[3]))
-        limits = Limits(first, last)
-        d_out = _with_rows(d_out)
-        with torch.cuda.device_of(q):
-            d_q, d_k, d_v, d_p = backward(q, k, v, by_distance, limits, out, totals, d_out, tiles)
-        d_p = d_p.transpose(0, 1).flatten(1, 2)
-        heads = q.transpose(0, 1).flatten(1, 2)
-        position = torch.bmm(d_p, keys).unflatten(1, (q.shape[0], q.shape[2])).transpose(0, 1)
-        d_keys = torch.bmm(d_p.transpose(1, 2), heads) if ctx.needs_input_grad[3] else None
-        d_scores = d_p.sum(1) if ctx.needs_input_grad[4] else None
-        return d_q + position, d_k, d_v, d_keys, d_scores, None, None
+        *given, out, totals = ctx.saved_tensors
+        return (*backward(Inputs.of(*given), out, totals, d_out), None, None)
 
 
-def position_term(q: Tensor, keys: Tensor, scores: Tensor) -> Tensor:
-    """``P = q Rᵀ + c``, ``[B, H, T, S]``, as a view of heads before rows."""
-    heads = q.transpose(0, 1).flatten(1, 2)
-    by_distance = torch.baddbmm(scores[:, None], heads, keys.transpose(1, 2))
-    return by_distance.unflatten(1, (q.shape[0], q.shape[2])).transpose(0, 1)
+@custom_op("memspan::relative_attention", mutates_args=())
+def operation(
+    q: Tensor, k: Tensor, v: Tensor, keys: Tensor, scores: Tensor, first: Tensor, last: Tensor
+) -> tuple[Tensor, Tensor]:
+    """:class:`Attention` in a graph of ``torch.compile``; the totals, too."""
+    return forward(Inputs.of(q, k, v, keys, scores, first, last))
+
+
+@operation.register_fake
+def _(
+    q: Tensor, k: Tensor, v: Tensor, keys: Tensor, scores: Tensor, first: Tensor, last: Tensor
+) -> tuple[Tensor, Tensor]:
+    n_rows, n_heads, n_queries, _ = q.shape
+    out = q.new_empty(n_heads, n_rows, n_queries, v.shape[3])
+    return out.transpose(0, 1), q.new_empty(out.shape[:3], dtype=torch.float32)
+
+
+@custom_op("memspan::relative_attention_backward", mutates_args=())
+def operation_backward(
+    d_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keys: Tensor,
+    scores: Tensor,
+    first: Tensor,
+    last: Tensor,
+    out: Tensor,
+    totals: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of the first five."""
+    given = Inputs.of(q, k, v, keys, scores, first, last)
+    d_q, d_k, d_v, d_keys, d_scores = backward(given, out, totals, d_out)
+    return d_q, d_k, d_v, d_keys, d_scores
+
+
+@operation_backward.register_fake
+def _(
+    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, keys: Tensor, scores: Tensor, *_: Tensor
+) -> tuple[Tensor, ...]:
+    heads_first = (t.new_empty(t.transpose(0, 1).shape).transpose(0, 1) for t in (q, k, v))
+    return (*heads_first, keys.new_empty(keys.shape), scores.new_empty(scores.shape))
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs, *output)
+
+
+def _gradients(ctx: Any, d_out: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    return (*operation_backward(d_out, *ctx.saved_tensors), None, None)
+
+
+operation.register_autograd(_gradients, setup_context=_save)
 
 
 def empty(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -241,21 +338,23 @@ def empty(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor
     return like.new_empty(shape, dtype=dtype)
 
 
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, keys: Tensor, scores: Tensor, mask: Tensor | None
-) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, scores: Tensor, limits: Limits) -> Tensor:
     """Relative attention by the programs.
 
     Args:
         q: queries with ``u`` added, ``[B, H, T, K]``.
         k: ``[B, H, S, K]``, ``v``: ``[B, H, S, V]``.
-        keys: ``R``, ``[H, S, K]``; ``scores``: ``c = (v - u) . R_d + S_d``, ``[H, S]``.
-        mask: bool ``[B or 1, T, S]``, one run of keys for each query, none of them in its future.
+        keys: ``R``, ``[H, S + F, K]``; ``scores``: ``c = (v - u) . R_d + S_d``, ``[H, S + F]``.
+        limits: the keys that each query sees, none of them more than ``F`` in its future.
 
     Returns:
         ``[B, H, T, V]``.
     """
-    out: Tensor = apply(Attention, q, k, v, keys, scores, *Limits.of(mask, q, k.shape[2]))
+    given = (q, k, v, keys, scores, *limits)
+    if torch.compiler.is_compiling():
+        out: Tensor = operation(*given)[0]
+    else:
+        out = apply(Attention, *given)
     return out
 
 
@@ -264,7 +363,7 @@ def interpreted() -> bool:
     return not isinstance(kernel.forward, JITFunction)
 
 
-def _with_rows(t: Tensor) -> Tensor:
+def with_rows(t: Tensor) -> Tensor:
     """``t`` with contiguous rows."""
     return t if t.stride(-1) == 1 else t.contiguous()
 
@@ -281,7 +380,3 @@ def _step(t: Tensor) -> int:
 
 def _scale(shape: Shape) -> float:
     return shape.width**-0.5
-
-
-def _parts(n: int, size: int) -> int:
-    return -(-n // size)
