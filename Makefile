@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help native demo test test-rest test-all smoke newest oldest releases check package docs docs-read docs-test figures house journeys vectors bench bench-delta-rule instructions instructions-store bench-learning gpu chaos fuzz constraints soak clean
+.PHONY: help native demo test test-rest test-all smoke newest oldest releases check package docs docs-read docs-test figures house journeys vectors bench bench-delta-rule instructions instructions-store bench-learning gpu gpu-bundle chaos fuzz constraints soak clean
 help: ## list the targets
 	@grep -E '^[a-z.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
@@ -141,8 +141,14 @@ instructions-store: .venv native ## count instructions of short workloads and st
 bench-learning: .venv native ## measure learning on Tiny Shakespeare against a plain GPT
 	$(BIN)/python benchmarks/memory_worth.py --models gpt transformer-xl --sides carried $(ARGS)
 
-gpu: .venv ## run laws, golden tests and benchmarks on a GPU; where there is none, say so and fail
+gpu: .venv ## run laws, kernels and models on a GPU beside their predictions (ten minutes); where there is none, say so and fail
 	$(BIN)/python benchmarks/gpu.py $(ARGS)
+
+gpu-bundle: .venv native ## make dist/gpu-bundle, which runs make gpu where there is no network; needs Triton (minutes)
+	rm -rf dist
+	$(BIN)/hatchling build
+	cd packages/statelaws && $(abspath $(BIN))/hatchling build -d ../../dist
+	$(PYTHON) benchmarks/on_gpu/bundle.py dist $(abspath $(BIN))/python
 
 chaos: .venv native ## kill, starve and damage training runs, and see what is left of them (minutes)
 	$(BIN)/python benchmarks/chaos.py $(ARGS)

@@ -1,13 +1,14 @@
-"""Laws, golden tests and speed on a GPU: what of memspan holds there, and how fast it is.
+"""memspan on a GPU: laws, golden tests, kernels, training and reading, each beside its prediction.
 
     python benchmarks/gpu.py                        # `make gpu`; where there is no GPU, status 1
-    python benchmarks/gpu.py --device cpu --parts laws --only causality
+    python benchmarks/gpu.py --device cpu --toy     # the same path on a CPU, at sizes of a toy
+    python benchmarks/gpu.py --predict              # count anew what results/gpu-predictions.json says
 
-Laws and golden tests are the tests of the CPU, run by pytest with everything that they make on the
-device (tests/device.py). Speed: a training step of each architecture against the plain GPT's, in
-float32 and bfloat16, and each implementation of the gated delta rule against the chunks in PyTorch;
-ratios of wall time, the device waited for. More than 1: faster. Written: results/gpu-NAME.json.
-The status is 1 if a test failed, too.
+Each part runs in a process of its own with a limit of time, and all of them within --minutes: what
+fails is a line of the table, and the rest goes on. Attention's Triton programs, torch's attention with
+a bias ("step 1"), labml-nn and x-transformers at three sizes; a training step and a token of every
+architecture beside a plain GPT; the tests of the CPU, by pytest, with what they make on the device.
+Written: results/gpu-NAME.json. The status is 1 if something failed, too.
 """
 
 from __future__ import annotations
@@ -15,139 +16,148 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import asdict
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 import timing
 from memspan.devices import device_for
 from memspan.errors import MemspanError
-from memspan.ops.fast_weights.rules import delta_rule
-from peers.gpt import PlainGPT
-from peers.registry import ARCHITECTURES, SIZES, side_class
-from timing import interleaved, machine, ratio
-from works import prepared
+from on_gpu import attention, models
+from on_gpu.attention import one_line
+from on_gpu.jobs import Job, measured, predicted
+from on_gpu.tests import TESTS, tested
+from timing import machine
 
 ROOT = Path(__file__).resolve().parent.parent
-TESTS = {
-    "laws": [
-        "tests/models/test_laws.py",
-        "tests/models/test_documents.py",
-        "tests/models/test_not_finite.py",
-    ],
-    "golden": [str(path) for path in sorted((ROOT / "tests/models").glob("test_golden_*.py"))],
-}
-PARTS = (*TESTS, "speed")
-RULE = (4, 8, 512, 128)
-"""``[B, H, T, K]`` of the gated delta rule."""
+PREDICTIONS = ROOT / "benchmarks" / "results" / "gpu-predictions.json"
+KERNELS = ROOT / "kernels"
+"""Triton's cache that a bundle brings."""
+GRACE = 10
+"""Seconds between an interrupt and the end."""
 Row = dict[str, Any]
 
 
-def tested(part: str, device: torch.device, only: str | None) -> Row:
-    """The number of tests that passed and the names of those that did not."""
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder, "report.xml")
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS[part]]
-        command += [f"--junitxml={report}", *(["-k", only] if only else [])]
-        environment = {**os.environ, "MEMSPAN_DEVICE": str(device)}
-        ran = subprocess.run(command, cwd=ROOT, env=environment, check=False)
-        if not report.exists():
-            raise SystemExit(f"{part}: pytest ended with status {ran.returncode} and no report")
-        cases = ElementTree.parse(report).findall(".//testcase")
-    bad = [
-        case for case in cases if case.find("failure") is not None or case.find("error") is not None
-    ]
-    skipped = sum(case.find("skipped") is not None for case in cases)
-    return {
-        "part": part,
-        "passed": len(cases) - len(bad) - skipped,
-        "failed": len(bad),
-        "skipped": skipped,
-        "failures": [f"{case.get('classname')}::{case.get('name')}" for case in bad],
-    }
+@dataclass(frozen=True)
+class Part:
+    """What one process does."""
+
+    seconds: float
+    """At most."""
+    jobs: Callable[[bool], list[Job]] | None = None
+    """Jobs, toys or not; None: :attr:`run`."""
+    run: Callable[[torch.device, str | None], Iterator[Row]] | None = None
 
 
-def clock(device: torch.device) -> float:
-    """Wall time when the device has done its work; on a CPU the process's."""
-    if device.type == "cpu":
-        return time.process_time()
-    torch.accelerator.synchronize(device)
-    return time.perf_counter()
+def parts() -> dict[str, Part]:
+    """By name, those first whose results nobody has."""
+    found = {"accuracy": Part(90, run=lambda device, _: attention.accuracy(device))}
+    for name in attention.SIZES:
+        found[f"attention-{name}"] = Part(60, partial(attention.jobs_of, name))
+    for name in models.ARCHITECTURES:
+        found[f"model-{name}"] = Part(60, partial(models.jobs_of, name))
+    found["rule"] = Part(30, models.rule_jobs)
+    for name, seconds in (("golden", 60), ("laws", 180)):
+        found[name] = Part(seconds, run=partial(_tests, name))
+    assert TESTS.keys() <= found.keys()
+    return found
 
 
-def gated_rule(device: torch.device) -> dict[str, Callable[[], object]]:
-    """Forward and backward by each implementation that can run; fla's from bfloat16, others float32."""
-    batch, heads, length, width = RULE
-    generator = torch.Generator().manual_seed(1)
+def _tests(name: str, device: torch.device, only: str | None) -> Iterator[Row]:
+    yield tested(name, device, only)
 
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(batch, heads, length, *shape, generator=generator).to(device)
 
-    q = draw(width) * width**-0.5
-    k = F.normalize(draw(width), dim=-1)
-    v = draw(width)
-    beta = draw().sigmoid()
-    decay = -F.softplus(draw())
-    memory = torch.zeros(batch, heads, width, width, device=device)
-
-    def step(name: str) -> None:
-        dtype = torch.bfloat16 if name == "fla" else torch.float32
-        leaves = [t.to(dtype).requires_grad_() for t in (q, k, v)]
-        y, _ = delta_rule(*leaves, beta, memory, log_decay=decay, implementation=name)
-        torch.autograd.grad(y.float().sum(), leaves)
-
-    able = {}
-    for name in ("chunked", "compiled", "fla"):
+def rows_of(part: Part, device: torch.device, toy: bool, only: str | None) -> Iterator[Row]:
+    """The rows of one part, as they are found."""
+    if part.run is not None:
+        yield from part.run(device, only)
+        return
+    assert part.jobs is not None
+    for job in part.jobs(toy):
         try:
-            step(name)
-        except MemspanError as error:
-            print(f"gated delta rule: {error}")
-        else:
-            able[name] = partial(step, name)
-    return able
+            found = measured(job, device, rounds=1 if toy else 5, seconds=0 if toy else 0.1)
+        except Exception as error:
+            found = {"error": one_line(error)}
+        yield {"what": job.what} | found
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
 
 
-def speeds(device: torch.device, architectures: list[str], rounds: int) -> list[Row]:
-    """Ratios of wall time."""
-    rows: list[Row] = []
+def run_apart(name: str, part: Part, options: Namespace, seconds: float) -> list[Row]:
+    """The rows of a part that runs in a process of its own for so many ``seconds`` at most."""
+    with tempfile.TemporaryDirectory() as folder:
+        rows = Path(folder, "rows")
+        rows.touch()
+        command = [sys.executable, __file__, "--part", name, "--rows", rows]
+        command += ["--device", options.device, *(["--toy"] if options.toy else [])]
+        command += ["--only", options.only] if options.only else []
+        with Path(folder, "said").open("w+") as said:
+            running = subprocess.Popen(
+                command,
+                env=environment(options.device),
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            late = not _ended(running, seconds)
+            said.seek(0)
+            words = [line for line in said.read().splitlines() if line.strip()]
+        found = [json.loads(line) for line in rows.read_text().splitlines()]
+    if late:
+        found.append({"what": "the rest", "error": f"not done after {seconds:.0f} s"})
+    elif running.returncode != 0:
+        said_last = words[-1][:300] if words else ""
+        found.append({"what": "the rest", "error": f"status {running.returncode}: {said_last}"})
+    return [{"part": name} | row for row in found]
 
-    def compare(label: Row, sides: dict[str, Callable[[], object]], against: str) -> None:
-        times = interleaved(sides, rounds, clock=lambda: clock(device))
-        for name in sides:
-            if name != against:
-                found = asdict(ratio(times[against], times[name]))
-                rows.append(label | {"side": name, "against": against, "ratio": found})
-                print(f"{label}, {name}: {found['middle']:.2f} times as fast as {against}")
 
-    for architecture in architectures:
-        size_name, size = next(iter(SIZES[architecture].items()))
-        for precision in ("float32", "bfloat16"):
-            kinds = {"memspan": side_class(architecture, "memspan"), "plain-gpt": PlainGPT}
-            steps = {
-                name: prepared(kind(size), "train", precision, str(device))
-                for name, kind in kinds.items()
-            }
-            label = {"work": "train", "architecture": architecture, "size": size_name}
-            compare(label | {"precision": precision}, steps, "plain-gpt")
-    label = {"work": "gated delta rule, forward and backward", "shape": RULE}
-    compare(label, gated_rule(device), "chunked")
-    return rows
+def _ended(running: subprocess.Popen[bytes], seconds: float) -> bool:
+    """True if a process ended in time by itself; else it and all that it has started are ended."""
+    try:
+        running.wait(seconds)
+        return True
+    except subprocess.TimeoutExpired:
+        os.killpg(running.pid, signal.SIGINT)
+    try:
+        running.wait(GRACE)
+    except subprocess.TimeoutExpired:
+        os.killpg(running.pid, signal.SIGKILL)
+        running.wait()
+    return False
+
+
+def environment(device: str) -> dict[str, str]:
+    """Variables of a part's process: the interpreter on a CPU, and a cache of kernels on a GPU."""
+    found = dict(os.environ)
+    if device == "cpu":
+        found["TRITON_INTERPRET"] = "1"
+    elif KERNELS.exists():
+        # A folder that Triton may write to.
+        cache = Path(tempfile.gettempdir(), "memspan-gpu-kernels")
+        shutil.copytree(KERNELS, cache, dirs_exist_ok=True)
+        found.setdefault("TRITON_CACHE_DIR", str(cache))
+    return found
 
 
 def described(device: torch.device) -> Row:
     """The device, and what drives it."""
     found = machine() | {"device": str(device), "device_name": "", "driver": ""}
+    if find_spec("triton") is not None:
+        from triton import __version__
+
+        found["triton"] = __version__
     if device.type != "cuda":
         return found | {"device_name": str(found["cpu"]) if device.type == "cpu" else device.type}
     found |= {"device_name": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
@@ -159,16 +169,86 @@ def described(device: torch.device) -> Row:
         return found
 
 
+# ----- Predictions and the table
+
+
+def predict(name: str, toy: bool, path: Path) -> None:
+    """Add the predictions of a part to those in a file, by part and job."""
+    found: dict[str, Row] = json.loads(path.read_text())["predictions"] if path.exists() else {}
+    jobs = parts()[name].jobs
+    for job in jobs(toy) if jobs is not None else []:
+        row = predicted(job)
+        found[f"{name}: {job.what}"] = row
+        print(f"{name}: {job.what}: {row}", flush=True)
+    path.write_text(json.dumps({"predictions": found, "machine": machine()}, indent=1) + "\n")
+
+
+def beside_predictions(rows: list[Row]) -> list[Row]:
+    """``rows`` with what was written down for them."""
+    written = json.loads(PREDICTIONS.read_text())["predictions"] if PREDICTIONS.exists() else {}
+    return [row | {f"predicted_{unit}": n for unit, n in _numbers(written, row)} for row in rows]
+
+
+def _numbers(written: dict[str, Row], row: Row) -> Iterator[tuple[str, float]]:
+    found = written.get(f"{row['part']}: {row['what']}", {})
+    return ((unit, found[unit]) for unit in ("ms", "mib") if unit in found)
+
+
+COLUMNS = ("part", "what", "ms", "predicted", "MiB", "predicted", "tokens/s", "remark")
+
+
+def table(rows: list[Row]) -> str:
+    """All rows as a table in Markdown."""
+    lines = [COLUMNS, ("---",) * len(COLUMNS)]
+    for row in rows:
+        numbers = (row.get(n) for n in ("ms", "predicted_ms", "mib", "predicted_mib"))
+        rate = row.get("tokens_per_second")
+        lines.append(
+            (
+                row["part"],
+                row["what"],
+                *("" if n is None else f"{n:.3g}" for n in numbers),
+                "" if rate is None else f"{rate:,.0f}",
+                remark(row),
+            )
+        )
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def remark(row: Row) -> str:
+    """What a row says besides numbers of speed."""
+    said = []
+    if "passed" in row:
+        said.append(f"{row['passed']} passed, {row['failed']} failed, {row['skipped']} skipped")
+    if "difference" in row:
+        said.append(f"{row['difference']:.1e}, at most {row['at_most']:.0e}")
+    if "error" in row:
+        said.append(f"FAILED: {row['error']}")
+    return "; ".join(said).replace("|", "/")
+
+
 def main(arguments: list[str] | None = None) -> int:
-    parser = timing.parser(__doc__, rounds=7)
+    known = parts()
+    parser = timing.parser(__doc__)
     parser.add_argument("--device", default="cuda", help="cuda, cuda:1, mps, cpu (default: cuda)")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
+    parser.add_argument("--parts", nargs="+", metavar="PART", help=f"of {', '.join(known)}")
     parser.add_argument("--only", metavar="EXPRESSION", help="tests that match, as pytest's -k")
+    parser.add_argument("--minutes", type=float, default=10, help="all in all (default: 10)")
     parser.add_argument(
-        "--architectures", nargs="+", choices=ARCHITECTURES, default=list(ARCHITECTURES)
+        "--toy", action="store_true", help="sizes of a toy: the path, not the speed"
     )
+    parser.add_argument("--predict", action="store_true", help="write predictions, measure nothing")
     parser.add_argument("--json", type=Path, metavar="PATH", help="where the results go")
+    parser.add_argument("--part", help="run this part in this process")
+    parser.add_argument("--rows", type=Path, help="where --part writes its rows")
     options = parser.parse_args(arguments)
+    names = options.parts or list(known)
+    if not known.keys() >= {*names}:
+        parser.error(f"there is no part {' '.join({*names} - known.keys())}: {', '.join(known)}")
+    if options.predict:
+        for name in names:
+            predict(name, options.toy, options.json or PREDICTIONS)
+        return 0
     try:
         device = device_for(options.device)
     except MemspanError:
@@ -176,19 +256,37 @@ def main(arguments: list[str] | None = None) -> int:
             f"there is no {options.device} here, so nothing was run: this is for a machine with a GPU"
         )
         return 1
+    if options.part:
+        with options.rows.open("a") as file:
+            for row in rows_of(known[options.part], device, options.toy, options.only):
+                print(json.dumps(row), file=file, flush=True)
+        return 0
+    return run(names, options, device)
+
+
+def run(names: list[str], options: Namespace, device: torch.device) -> int:
+    """Run parts one after the other, write what they found, and print the table."""
     where = described(device)
-    tests = [tested(part, device, options.only) for part in TESTS if part in options.parts]
-    rows = speeds(device, options.architectures, options.rounds) if "speed" in options.parts else []
     name = re.sub("[^a-z0-9]+", "-", str(where["device_name"]).lower()).strip("-")
     path = options.json or ROOT / "benchmarks" / "results" / f"gpu-{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"tests": tests, "rows": rows, "machine": where}, indent=1) + "\n")
-    for row in tests:
-        print(
-            f"{row['part']}: {row['passed']} passed, {row['failed']} failed, {row['skipped']} skipped"
-        )
+    end = time.monotonic() + options.minutes * 60
+    rows: list[Row] = []
+    for name in names:
+        part = parts()[name]
+        left = end - time.monotonic() - GRACE
+        if left <= 0:
+            rows.append({"part": name, "what": "all", "error": "no time was left"})
+        else:
+            found = run_apart(name, part, options, min(part.seconds, left))
+            rows += found if options.toy else beside_predictions(found)
+        failures = sum("error" in row for row in rows if row["part"] == name)
+        print(f"{name}: {f'{failures} failed' if failures else 'done'}", flush=True)
+        # After every part: whatever ends this, what was found stays.
+        path.write_text(json.dumps({"rows": rows, "machine": where}, indent=1) + "\n")
+    print(table(rows))
     print(f"written: {path}")
-    return int(any(row["failed"] for row in tests))
+    return int(any("error" in row for row in rows))
 
 
 if __name__ == "__main__":

@@ -1,16 +1,17 @@
-"""`make gpu` on the CPU: the path that a GPU takes, and the tests' device."""
+"""`make gpu` on the CPU: the path that a GPU takes, its predictions, and the tests' device."""
 
 from __future__ import annotations
 
 import json
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import gpu
-from peers.side import Size
+from on_gpu import jobs, models
+from on_gpu.tests import TESTS
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
@@ -21,30 +22,109 @@ def test_without_a_gpu_one_line_says_so(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.processes
-def test_gpu_checks_run_on_the_cpu_and_name_failures(
+def test_parts_that_fail_are_lines_of_the_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each in a process of its own; the others go on, and what was found stays."""
+    path = tmp_path / "found.json"
+    options = [
+        "--device",
+        "cpu",
+        "--toy",
+        "--json",
+        str(path),
+        "--only",
+        "(test_causality and lstm)",
+    ]
+    assert gpu.main([*options, "--parts", "model-lstm", "rule", "golden"]) == 1
+    found = json.loads(path.read_text())
+    rows = {(row["part"], row["what"]): row for row in found["rows"]}
+    assert rows["model-lstm", "one token"]["ms"] > 0
+    assert rows["rule", "gated delta rule, chunked"]["ms"] > 0
+    assert "the fla implementation needs CUDA" in rows["rule", "gated delta rule, fla"]["error"]
+    # None of them has such a name.
+    assert "pytest ended with status 5" in rows["golden", "tests"]["error"]
+    assert {"device_name", "driver", "torch", "date"} <= found["machine"].keys()
+    said = capsys.readouterr().out
+    assert "| rule | gated delta rule, fla |  |  |  |  |  | FAILED: MemspanError: the fla" in said
+
+
+@pytest.mark.processes
+def test_laws_are_counted_and_failures_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Laws and golden tests in processes of their own; a failing test is counted and named."""
     broken = tmp_path / "test_broken.py"
     broken.write_text("def test_one(): assert False\ndef test_two(): pass\n")
-    monkeypatch.setitem(gpu.TESTS, "golden", [str(broken), "--rootdir", str(tmp_path)])
-    path = tmp_path / "found.json"
-    options = ["--device", "cpu", "--parts", "laws", "golden", "--json", str(path)]
-    assert gpu.main([*options, "--only", "(test_causality and lstm and not rmt) or broken"]) == 1
-    found = json.loads(path.read_text())
-    laws, other = found["tests"]
-    assert (laws["passed"], laws["failed"], laws["skipped"]) == (1, 0, 0)
-    assert (other["passed"], other["failed"], len(other["failures"])) == (1, 1, 1)
-    assert "test_one" in other["failures"][0]
-    assert {"device_name", "driver", "torch", "date"} <= found["machine"].keys()
+    monkeypatch.setitem(TESTS, "golden", [str(broken), "--rootdir", str(tmp_path)])
+    (row,) = gpu._tests("golden", torch.device("cpu"), None)
+    assert (row["passed"], row["failed"], row["skipped"]) == (1, 1, 0)
+    assert "test_one" in row["error"]
 
 
-def test_speeds_on_the_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(gpu, "RULE", (1, 2, 5, 4))
-    tiny = Size(8, 2, 1, 8, segment_length=4, memory_length=0, batch_size=1)
-    monkeypatch.setitem(gpu.SIZES, "gated-delta-net", {"tiny": tiny})
-    monkeypatch.setattr(gpu, "interleaved", partial(gpu.interleaved, seconds=1e-4))
-    rows = gpu.speeds(torch.device("cpu"), ["gated-delta-net"], rounds=1)
-    trained = [row["precision"] for row in rows if row["work"] == "train"]
-    assert trained == ["float32", "bfloat16"]
-    assert all(row["ratio"]["middle"] > 0 for row in rows)
+@pytest.mark.processes
+def test_a_part_that_takes_too_long_keeps_its_rows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = tmp_path / "slow.py"
+    script.write_text(
+        "import sys, time\n"
+        "rows = sys.argv[sys.argv.index('--rows') + 1]\n"
+        'open(rows, \'a\').write(\'{"what": "first", "ms": 1}\\n\')\n'
+        "time.sleep(60)\n"
+    )
+    monkeypatch.setattr(gpu, "__file__", str(script))
+    options = gpu.Namespace(device="cpu", toy=True, only=None)
+    first, rest = gpu.run_apart("rule", gpu.parts()["rule"], options, 3)
+    assert first == {"part": "rule", "what": "first", "ms": 1}
+    assert rest["error"] == "not done after 3 s"
+
+
+def test_every_job_has_a_prediction_written_down() -> None:
+    written = json.loads(gpu.PREDICTIONS.read_text())["predictions"]
+    named = {
+        f"{name}: {job.what}": job
+        for name, part in gpu.parts().items()
+        for job in (part.jobs(False) if part.jobs is not None else [])
+    }
+    assert written.keys() <= named.keys()
+    assert [name for name, row in written.items() if not row.get("ms", 0) > 0] == []
+
+
+@pytest.mark.parametrize("architecture", ["transformer-xl", "plain-gpt"])
+def test_predictions_grow_with_the_work(architecture: str) -> None:
+    size = replace(models.TOY, d_model=64, d_ff=256, segment_length=64)
+    found = []
+    for batch in (64, 256):
+        larger = replace(size, batch_size=batch)
+        job = models.training_job(architecture, larger, "float32", None, 1)
+        with jobs.as_on_a_gpu():
+            with jobs.Counting():
+                call = job.prepare(torch.device("cpu"))
+                call()
+            with jobs.Counting() as counting:
+                call()
+        found.append(counting)
+    small, large = found
+    assert small.operations == large.operations
+    assert 2 < large.peak / small.peak < 4.5
+    assert 1 < large.seconds / small.seconds < 4.5
+
+
+def test_the_memory_counted_is_what_is_alive() -> None:
+    n_bytes = 4 * 1000
+
+    def prepare(device: torch.device) -> jobs.Call:
+        x = torch.zeros(1000)
+
+        def call() -> None:
+            # Two are alive at once, and the third when the first is not.
+            y = x + 1
+            z = y + 1
+            del y
+            z.add_(1)
+            z = z + 1
+
+        return call
+
+    row = jobs.predicted(jobs.Job("two", prepare))
+    assert row["mib"] == jobs.significant(2 * n_bytes / 2**20)

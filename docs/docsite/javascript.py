@@ -10,11 +10,10 @@ from py_mini_racer import MiniRacer
 
 
 @cache
-def engine(*scripts: Path) -> MiniRacer:
-    """An engine that has read scripts, in this order."""
+def engine(script: Path) -> MiniRacer:
+    """An engine that has read a script."""
     engine = MiniRacer()
     # Left to the interpreter's end, closing it may hang.
     atexit.register(engine.close)
-    for script in scripts:
-        engine.eval(script.read_text(encoding="utf-8"))
+    engine.eval(script.read_text(encoding="utf-8"))
     return engine

@@ -1,0 +1,1 @@
+"""What `make gpu` measures: jobs with their predictions. See gpu.py."""
