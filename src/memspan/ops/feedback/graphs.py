@@ -12,7 +12,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from memspan import cuda_graphs
@@ -32,8 +31,6 @@ _lock = threading.Lock()
 
 def obstacle(like: Tensor) -> str | None:
     """Why a loop over tensors such as ``like`` cannot be captured; None if it can."""
-    if torch.compiler.is_compiling():
-        return "is not for torch.compile or torch.export: use fused"
     return None if like.device.type == cuda_graphs.DEVICE else "needs CUDA: use fused"
 
 

@@ -13,6 +13,9 @@ Backward, attention weights are computed again from the logarithms of their sums
 import triton
 import triton.language as tl
 
+STAGES = tl.constexpr(3)
+"""Tiles of a matrix that are on their way at once."""
+
 
 @triton.jit
 def _vector(pointer, n, COLUMNS: tl.constexpr):
@@ -57,7 +60,8 @@ def _product(
 ):  # fmt: skip
     """The ``outputs`` of a product of the normalised ``x`` and ``weight [N_INPUTS, N_OUTPUTS]``."""
     total = tl.zeros([INPUTS, OUTPUTS], tl.float32)
-    for start in range(0, N_INPUTS, INPUTS):
+    # Nothing is stored in here, so the next tiles may be loaded ahead.
+    for start in tl.range(0, N_INPUTS, INPUTS, num_stages=STAGES):
         rows = start + tl.arange(0, INPUTS)
         inside = rows < N_INPUTS
         x_tile = (tl.load(x + rows, mask=inside, other=0.0).to(tl.float32) - mean) * rstd
