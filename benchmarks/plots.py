@@ -27,16 +27,15 @@ LINES = {
     "transformer": ((0, (1, 1.5)), "X"),
     "lstm": ((0, (5, 1, 1, 1, 1, 1)), "p"),
     "mamba-2": ((0, (2, 1)), "*"),
-    "memspan-mamba-2": ((0, (2, 1)), "*"),
-    "kda": ("-", "o"),
+    "kda": ("-", "s"),
     "gla": ((0, (5, 1.5, 1, 1.5)), "^"),
     "retention": ((0, (1, 1.5)), "X"),
-    "delta-product": ("-", "D"),
+    "delta-product": ((0, (4, 1, 1, 1)), "h"),
     "gated-delta-net-2": ((0, (1, 1)), "P"),
-    "rwkv-7": ((0, (6, 1.5)), "s"),
-    "rmt": ((0, (5, 1.5, 1, 1.5)), "^"),
-    "armt": ((0, (1, 1)), "P"),
-    "infini": ((0, (6, 1.5)), "s"),
+    "rwkv-7": ((0, (6, 1.5)), "<"),
+    "rmt": ((0, (4, 1.5)), ">"),
+    "armt": ((0, (2, 2)), "d"),
+    "infini": ((0, (3, 2)), "8"),
 }
 """Dashes and markers: colours are never all that tells lines apart."""
 VARIANTS = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (4, 1, 1, 1)), (0, (2, 2)))
@@ -46,7 +45,7 @@ MARKERS = "oXs^v"
 def look(architecture: str, variant: int = 0) -> dict[str, Any]:
     """Style of an architecture's line; variants of one share its colour in darker shades."""
     dashes, marker = LINES[architecture]
-    colour = colours.ARCHITECTURES[architecture]
+    colour = (colours.ARCHITECTURES | colours.RECENT)[architecture]
     if variant:
         dashes = VARIANTS[variant]
         marker = MARKERS[variant]

@@ -7,7 +7,7 @@ Cost is CPU time per token, sides taking turns: of training, updates of the pres
 segments with the losses of all tokens, eight rows; of writing, one row, one token at a time. Memories
 are full.
 Bytes are those of the memory that is carried and saved, for one stream. Losses come from
-benchmarks/results/memory-worth.json, answers from docs/recall/recall.json.
+benchmarks/results/memory-worth.json, answers from docs/recall.
 """
 
 from __future__ import annotations
@@ -41,6 +41,14 @@ NAMES = {
     "gated-delta-net": ("Gated DeltaNet", "gated-delta-net"),
     "lstm": ("LSTM", "lstm"),
     "transformer": ("Transformer, no memory", "transformer"),
+    "kda": ("Kimi Delta Attention", "kda"),
+    "mamba-2": ("Mamba-2", "memspan-mamba-2"),
+    "gla": ("GLA", "gla"),
+    "delta-product": ("DeltaProduct", "delta-product"),
+    "gated-delta-net-2": ("Gated DeltaNet 2", "gated-delta-net-2"),
+    "rwkv-7": ("RWKV-7", "rwkv-7"),
+    "infini": ("Infini-attention", "infini"),
+    "rmt": ("RMT", "rmt"),
 }
 """Each architecture's title, and its model in the recall experiment."""
 
@@ -100,11 +108,12 @@ def measure(text: Path, rounds: int) -> None:
     write(RESULTS / "which-one.json", rows)
 
 
-def quality(model: str) -> str:
-    """Nats per byte on the last tenth of Tiny Shakespeare, memory carried."""
+def quality(model: str) -> str | None:
+    """Nats per byte on the last tenth of Tiny Shakespeare, memory carried; None: never trained."""
     wanted = {"model": model, "side": "carried", "steps": None}
     rows = trainings.rows_in(RESULTS / "memory-worth.json")
-    return trainings.spread([r["nats"] for r in rows if wanted.items() <= r.items()])
+    nats = [r["nats"] for r in rows if wanted.items() <= r.items()]
+    return trainings.spread(nats) if nats else None
 
 
 def recalled(model: str, distance: int) -> str:
@@ -126,8 +135,9 @@ def tables() -> dict[str, str]:
         name = NAMES[row["model"]][0]
         reached = row["reach"]
         n_bytes = row["memory_bytes"]
-        right = [recalled(row["model"], distance) for distance in (50, 150, 1000)]
-        gives.append([name, quality(row["model"]), *right])
+        if nats := quality(row["model"]):
+            right = [recalled(row["model"], distance) for distance in (50, 150, 1000)]
+            gives.append([name, nats, *right])
         times = [f"{row[f'{work}_microseconds']:,.0f}" for work in ("train", "read", "write")]
         per_token = f"{n_bytes / reached:,.0f} B" if reached else "no places"
         costs.append([name, *times, f"{n_bytes / 1024:,.1f} KiB", per_token])

@@ -159,7 +159,9 @@ CONTESTANTS = {
         plots.look("sliding-window"), "sliding Llama", MEMORY, False,
     ),
     **{
-        name: Contestant(config, plots.look(name), label, UNLIMITED, False)
+        name: Contestant(
+            config, plots.look(name.removeprefix("memspan-")), label, UNLIMITED, False
+        )
         for name, label, config in (
             ("kda", "KDA", lambda width: KDAConfig(**_sizes(width), d_head=WIDTH // 2)),
             ("memspan-mamba-2", "Mamba-2", lambda width: Mamba2Config(**_sizes(width))),

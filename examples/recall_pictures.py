@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from recall_models import (
+    BLOCK,
     COMPRESSED,
     CONTESTANTS,
     EDGES,
@@ -20,7 +21,7 @@ from recall_models import (
 
 
 def pictures(rows: list[dict[str, Any]], folder: Path) -> None:
-    """A picture of each panel in ``folder``; of panels over distance, one of the variants as well."""
+    """A picture of each panel in ``folder``; over distance also one of its variants."""
     for name, panel in PANELS.items():
         found = [row for row in rows if row["panel"] == name]
         if not panel.over_distance:
@@ -30,7 +31,8 @@ def pictures(rows: list[dict[str, Any]], folder: Path) -> None:
         families = ("compressive", "fast-weights", "gated-delta-net")
         varied = [row for row in found if row["model"].startswith(families)]
         _picture(folder / f"recall-{name}.png", name, main)
-        _picture(folder / f"recall-{name}-variants.png", name, varied)
+        if any(not CONTESTANTS[row["model"]].main for row in varied):
+            _picture(folder / f"recall-{name}-variants.png", name, varied)
 
 
 def _picture(image: Path, panel: str, rows: list[dict[str, Any]]) -> None:
@@ -38,7 +40,9 @@ def _picture(image: Path, panel: str, rows: list[dict[str, Any]]) -> None:
         return
     # The names of architectures fit side by side; those of variants, or with times, do not.
     models = {row["model"] for row in rows}
-    columns = 2 if panel == "time" and all(CONTESTANTS[name].main for name in models) else 1
+    columns = (
+        2 if panel in ("time", "today") and all(CONTESTANTS[name].main for name in models) else 1
+    )
     figure, (axes,) = plots.panels(1, 3.0 + 0.22 * len(models) / columns)
     draw(axes, panel, rows)
     plots.name_lines(figure, axes, columns)
@@ -80,6 +84,8 @@ def draw(axes: Any, panel: str, rows: list[dict[str, Any]]) -> None:
     sizes = (
         f"T = {SEGMENT} tokens in a segment; M = S = {MEMORY} slots;\nC = {COMPRESSED}, c = {RATE}"
     )
+    if panel == "today":
+        sizes = f"T = {SEGMENT} tokens in a segment; M = {MEMORY} slots;\nblocks of {BLOCK} tokens"
     axes.set_xlabel(
         f"tokens since the value was written\n{sizes}" if by_distance else "keys in use"
     )

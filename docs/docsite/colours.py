@@ -32,18 +32,20 @@ ARCHITECTURES = {
     "transformer": CONCEPTS["none"],
     "lstm": "#000000",
     "mamba-2": "#332288",
-    "memspan-mamba-2": "#332288",
-    "kda": "#0072B2",
-    "gla": "#009E73",
-    "retention": "#5F5F5F",
-    "delta-product": "#D55E00",
+}
+"""Each has the colour of what is its own."""
+RECENT = {
+    "kda": "#9000F0",
+    "gla": "#A8A878",
+    "retention": "#603060",
+    "delta-product": "#A80000",
     "gated-delta-net-2": "#56B4E9",
     "rwkv-7": "#E69F00",
-    "rmt": "#0B6E4F",
-    "armt": "#56B4E9",
-    "infini": "#E69F00",
+    "rmt": "#601818",
+    "armt": "#9060F0",
+    "infini": "#A84860",
 }
-"""Each has the colour of what is its own; the younger ones share those of others, but in no picture."""
+"""Those of today, in a picture with Transformer-XL, Fast Weights, Gated DeltaNet and Mamba-2."""
 NEUTRAL = {
     "light": {
         "ink": "#1F2328",

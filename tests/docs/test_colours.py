@@ -24,6 +24,9 @@ SEEN = {
     "tritanopia": ((1.256, -0.077, -0.179), (-0.078, 0.931, 0.148), (0.005, 0.691, 0.304)),
 }
 """Rest of linear red, green and blue (Machado, Oliveira and Fernandes 2009)."""
+OLDER = ("transformer-xl", "fast-weights", "gated-delta-net", "mamba-2")
+TODAY = colours.RECENT | {name: colours.ARCHITECTURES[name] for name in OLDER}
+"""All lines of one picture."""
 XYZ = ((0.4124, 0.3576, 0.1805), (0.2126, 0.7152, 0.0722), (0.0193, 0.1192, 0.9505))
 """Matrix of linear sRGB; under D65 white is their sums."""
 
@@ -64,7 +67,7 @@ def test_tones_are_read_on_paper_and_ink_on_fills(scheme: str) -> None:
 
 
 @pytest.mark.parametrize("kind", SEEN)
-@pytest.mark.parametrize("names", [colours.CONCEPTS, colours.ARCHITECTURES])
+@pytest.mark.parametrize("names", [colours.CONCEPTS, colours.ARCHITECTURES, TODAY])
 def test_colour_blind_readers_tell_them_apart(names: dict[str, str], kind: str | None) -> None:
     for (a, x), (b, y) in itertools.combinations(names.items(), 2):
         distance = np.linalg.norm(lab(x, kind) - lab(y, kind))
