@@ -39,6 +39,8 @@ ASK = 5e-6
 """Seconds of the host for an operation, autograd's share included."""
 ASK_FOR_PROGRAM = 4e-5
 """Seconds of the host for a Triton program, whose launch is Python."""
+ASK_FOR_GRAPH = 6e-5
+"""Seconds of the host for a call that replays a graph, and what surrounds it."""
 ASK_FOR_VIEW = 1.5e-6
 """Seconds of the host for a view."""
 Call = Callable[[], object]
@@ -73,6 +75,8 @@ class Job:
     """Tokens that a call reads (0: it reads none)."""
     programs: Predicted | None = None
     """A prediction, for programs whose operations PyTorch is not asked for."""
+    captured: Callable[[torch.device], Call] | None = None
+    """The operations of a CUDA graph, which the host asks for at once: counted in its place."""
 
 
 def synchronise(device: torch.device) -> None:
@@ -205,12 +209,14 @@ def predicted(job: Job) -> dict[str, Any]:
         return job.programs.row()
     with as_on_a_gpu():
         with Counting():
-            call = job.prepare(torch.device("cpu"))
+            call = (job.captured or job.prepare)(torch.device("cpu"))
             # The first call makes what the next ones find: an optimiser's state, a memory.
             call()
         with Counting() as counting:
             call()
     asking = counting.operations * ASK + counting.views * ASK_FOR_VIEW
+    if job.captured is not None:
+        asking = ASK_FOR_GRAPH
     return Predicted(counting.seconds, asking, counting.peak).row()
 
 

@@ -23,6 +23,13 @@ SHORT = replace(SIZE, segment_length=32, memory_length=32, batch_size=64)
 TOY = Size(16, 2, 1, 32, segment_length=6, memory_length=4, batch_size=2)
 RULE = (4, 8, 512, 128)
 """``[B, H, T, K]`` of the gated delta rule."""
+FEEDBACK = {
+    # Of 32 tokens, 113 kernels of both layers in both directions; 4 ms are the rest of the step.
+    "graph": Predicted(seconds=32 * 113 * 2.2e-6 + 4e-3, asking=3e-3, n_bytes=600 << 20),
+    # 64 programs read 23 MB of weights per token from the cache, at 5.5 TB/s; backward twice as many.
+    "triton": Predicted(seconds=32 * 3 * 2.7e-4 + 4e-3, asking=3e-3, n_bytes=600 << 20),
+}
+"""Implementations of the Feedback Transformer for a GPU, with predictions made by hand."""
 PLAIN = "plain-gpt"
 ARCHITECTURES = (PLAIN, *MODELS)
 
@@ -82,17 +89,37 @@ def training(
     return call
 
 
-def reading(architecture: str, size: Size, device: torch.device) -> Call:
+def reading(architecture: str, size: Size, device: torch.device, **options: bool) -> Call:
     """One token of one row, after a segment."""
     model = on(device, made(architecture, size)).eval()
     assert isinstance(model, LanguageModel)
-    reader = model.reader(batch_size=1)
+    reader = model.reader(batch_size=1, **options)
     token = torch.zeros(1, 1, dtype=torch.long, device=device)
     reader.read(token.expand(1, size.segment_length))
 
     def call() -> None:
         nonlocal token
         token = reader.read(token).argmax(-1)
+
+    return call
+
+
+def passing(architecture: str, size: Size, device: torch.device) -> Call:
+    """The same by a pass of all modules, whose operations a CUDA graph has."""
+    model = on(device, made(architecture, size)).eval()
+    assert isinstance(model, LanguageModel)
+    token = torch.zeros(1, 1, dtype=torch.long, device=device)
+    memory = model.initial_memory(1)
+
+    def call() -> None:
+        nonlocal memory
+        with torch.no_grad():
+            output = model(token, memory)
+        memory = output.memory
+        # Written to where the graph reads.
+        for field in memory.tensors().values():
+            field.clone()
+        output.logits.argmax(-1)
 
     return call
 
@@ -106,8 +133,13 @@ def jobs_of(architecture: str, toy: bool) -> list[Job]:
         found.append(training_job(architecture, size, precision, implementation, tokens))
     if architecture == "transformer-xl":
         found.append(training_job(architecture, size, "bfloat16", "triton", tokens))
+    if architecture == "feedback":
+        found += [training_job(architecture, size, "float32", name, tokens) for name in FEEDBACK]
     if architecture != PLAIN:
         found.append(Job("one token", partial(reading, architecture, size), 1))
+        graph = partial(reading, architecture, size, cuda_graph=True)
+        counted = partial(passing, architecture, size)
+        found.append(Job("one token, CUDA graph", graph, 1, captured=counted))
     return found
 
 
@@ -115,11 +147,9 @@ def training_job(
     architecture: str, size: Size, precision: str, implementation: str | None, tokens: int
 ) -> Job:
     by = f", {implementation}" if implementation else ""
-    return Job(
-        f"training, {precision}{by}",
-        partial(training, architecture, size, precision, implementation),
-        tokens,
-    )
+    how = partial(training, architecture, size, precision)
+    programs = FEEDBACK.get(implementation or "") if architecture == "feedback" else None
+    return Job(f"training, {precision}{by}", partial(how, implementation), tokens, programs)
 
 
 def rule_jobs(toy: bool) -> list[Job]:

@@ -169,6 +169,7 @@ def with_wide_keys(given: dict[str, Tensor]) -> dict[str, Tensor]:
         ("no sum rule: use chunked", lambda given: given | {"beta": None}, {}),
         ("needs flash-linear-attention: install it", dict, {"_installed": lambda: False}),
         ("needs CUDA: use compiled or chunked", dict, {"DEVICE": "cuda"}),
+        ("compute capability 8.0 or more", dict, {"_capability": lambda like: (7, 5)}),
     ],
 )
 @pytest.mark.usefixtures("calls")

@@ -20,6 +20,8 @@ from memspan.ops.fast_weights.rules import RuleInputs
 WIDEST_KEY = 256
 """Features that fla's kernels take."""
 DEVICE = "cuda"
+CAPABILITY = (8, 0)
+"""The least that products of bfloat16 need on a GPU of NVIDIA."""
 
 
 def obstacle(inputs: RuleInputs) -> str | None:
@@ -33,6 +35,8 @@ def obstacle(inputs: RuleInputs) -> str | None:
         return "needs CUDA: use compiled or chunked"
     if not _installed():
         return "needs flash-linear-attention: install it, or use chunked"
+    if _capability(inputs.v) < CAPABILITY:
+        return "needs a GPU of compute capability 8.0 or more: use chunked"
     if any(t.dtype != torch.bfloat16 for t in rounded) or inputs.weights.dtype != torch.float32:
         return (
             "takes queries, keys and values in bfloat16 with a memory in float32: choose precision "
@@ -99,6 +103,13 @@ class _Sequences:
         memories = weights.new_zeros(len(self.bounds) - 1, *weights.shape[1:])
         kept = weights.masked_fill(self._anew[:, None, None, None], 0)
         return memories.index_copy(0, self._first, kept)
+
+
+def _capability(like: Tensor) -> tuple[int, int]:
+    """Of the GPU of ``like``; of other makers' enough."""
+    if not like.is_cuda or torch.version.hip is not None:
+        return CAPABILITY
+    return torch.cuda.get_device_capability(like.device)
 
 
 @cache
