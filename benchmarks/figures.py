@@ -54,6 +54,21 @@ GATED = (2, 3)
 """The same of Gated DeltaNet."""
 CHUNK = (42, 8)
 """The delta rule's chunk: its first token and its length."""
+STORY = {
+    "story": "Kate is in Padua. Tom is in Rome. Ann is in Pisa. Bob is in Milan.\n"
+    "Kate is in Rome. Eve is in Venice. Tom is in Pisa. A new scene.\n"
+    "Max is in Milan. Ada is in Padua. Ann is in Venice. Max is in Rome.",
+    "step": 6,
+    "asked": "Tom",
+    "M": 4,
+    "C": 2,
+    "c": 2,
+    "K": 8,
+    "beta": 1,
+    "alpha": 1,
+    "sceneAlpha": 0.1,
+}
+"""What five memories are told, and their sizes."""
 CURVES = ("transformer-xl", "compressive-convolution", "feedback", "transformer")
 """Curves of docs/recall/recall.json that have an edge in theory."""
 
@@ -285,6 +300,8 @@ FIGURES: dict[str, Callable[[], dict[str, Any]]] = {
     "delta-rule": delta_rule,
     # Two keys of length 1 at an angle, each written once: all else is computed while it is drawn.
     "overlap": lambda: {"kind": "overlap", "shown": {"angle": 60, "beta": 1}},
+    # Likewise: sentences in, answers out.
+    "story": lambda: {"kind": "story", "shown": STORY},
 }
 
 

@@ -21,6 +21,7 @@ PAGES = {
     "delta-rule": "annotated/delta_rule.html",
     "overlap": "annotated/fast_weights.html",
     "span": "recall.html",
+    "story": "index.html",
 }
 """Figure -> its page."""
 
@@ -85,7 +86,10 @@ def test_a_finger_finds_the_buttons(browser: Browser) -> None:
     page = context.new_page()
     for name in PAGES:
         figure = on(page, name, PHONE)
-        for part in (*figure.locator("button").all(), *figure.locator("input").all()):
+        for part in (
+            *figure.locator("button:visible").all(),
+            *figure.locator("input:visible").all(),
+        ):
             box = part.bounding_box()
             assert min(box["height"], box["width"]) >= 44
     context.close()
@@ -93,7 +97,7 @@ def test_a_finger_finds_the_buttons(browser: Browser) -> None:
 
 @pytest.mark.parametrize(("degrees", "beta"), [(0, 1.0), (60, 0.5), (135, 0.25)])
 def test_overlapping_keys_are_the_rules(degrees: int, beta: float) -> None:
-    script = engine(figures.STYLE / "figures.js")
+    script = engine(*figures.SCRIPTS)
     found = json.loads(
         script.eval(f"JSON.stringify(overlapReads({{angle: {degrees}, beta: {beta}}}))")
     )
@@ -145,7 +149,7 @@ def test_edges_are_where_counting_ends(layers: int, slots: int, segment: int) ->
         start = first // segment * segment
     sizes = {"M": slots, "T": segment, "L": layers, "C": 0, "c": 4}
     script = f"JSON.stringify(edges({json.dumps(sizes)}))"
-    edges = json.loads(str(engine(figures.STYLE / "figures.js").eval(script)))
+    edges = json.loads(str(engine(*figures.SCRIPTS).eval(script)))
     for name in ("transformer-xl", "compressive-convolution"):
         assert edges[name][-1] == ["layers", 1001 * segment - first]
 
@@ -167,7 +171,7 @@ def test_without_scripts_it_is_a_picture(browser: Browser, name: str) -> None:
 @pytest.mark.parametrize("name", PAGES)
 def test_it_fits_a_phone(page: Page, name: str) -> None:
     figure = on(page, name, PHONE)
-    for part in (figure.locator("svg"), *figure.locator("input").all()):
+    for part in (figure.locator("svg"), *figure.locator("input:visible").all()):
         box = part.bounding_box()
         assert 0 <= box["x"] < box["x"] + 60 < box["x"] + box["width"] <= PHONE
 
@@ -175,7 +179,7 @@ def test_it_fits_a_phone(page: Page, name: str) -> None:
 def test_the_chunk_is_the_rule_token_by_token() -> None:
     """The last two steps of the figure, computed in the script from rounded numbers."""
     data = figures.load("delta-rule")
-    script = engine(figures.STYLE / "figures.js")
+    script = engine(*figures.SCRIPTS)
     steps = json.loads(script.eval(f"JSON.stringify(chunkSteps({json.dumps(data)}))"))
     matrix = data["matrix"]
     outputs = []

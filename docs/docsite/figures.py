@@ -21,6 +21,7 @@ from docsite.errors import DocsError
 
 FOLDER = Path("docs/figures")
 STYLE = Path(__file__).parent / "style"
+SCRIPTS = (STYLE / "story.js", STYLE / "figures.js")
 FORM = 2
 """Names of the files that benchmarks/figures.py writes."""
 AGAIN = "write and draw it anew: make figures"
@@ -98,7 +99,7 @@ def drawn(name: str, data: dict[str, Any]) -> tuple[str, str]:
         " JSON.stringify([kind.draw(data, data.shown), kind.tell(data, data.shown)])"
         " } catch (error) { JSON.stringify(String(error)) }"
     )
-    result = json.loads(str(engine(STYLE / "figures.js").eval(call)))
+    result = json.loads(str(engine(*SCRIPTS).eval(call)))
     if isinstance(result, str):
         raise DocsError(f"{FOLDER}/{name}.json cannot be drawn ({result}): {AGAIN}")
     svg, told = result
@@ -112,6 +113,34 @@ def alone(svg: str) -> str:
     return colours.coloured(svg)
 
 
+def moving(name: str, frames: list[dict[str, Any]], root: Path = ROOT, seconds: float = 1.8) -> str:
+    """A figure as a file that plays by itself, where a README may show no more than a picture.
+
+    Args:
+        name: of the figure.
+        frames: what is shown, one after another, in place of the figure's ``shown``.
+        root: the repository.
+        seconds: each is shown.
+    """
+    data = load(name, root)
+    drawings = [drawn(name, data | {"shown": data["shown"] | frame})[0] for frame in frames]
+    opening = re.match("<svg[^>]*>", drawings[0])
+    assert opening
+    whole = seconds * len(frames)
+    rules = (
+        f".frame{{visibility:hidden;animation:shown {whole:g}s step-end infinite}}"
+        f"@keyframes shown{{0%{{visibility:visible}}{100 / len(frames):.3f}%{{visibility:hidden}}}}"
+        "@media (prefers-reduced-motion:reduce){.frame{animation:none}"
+        ".frame:last-child{visibility:visible}}"
+    )
+    groups = [
+        f'<g class="frame" style="animation-delay:{seconds * i:g}s">'
+        f"{re.sub('^<svg[^>]*>|</svg>$', '', drawing)}</g>"
+        for i, drawing in enumerate(drawings)
+    ]
+    return alone(f"{opening[0]}{''.join(groups)}</svg>").replace("</style>", f"{rules}</style>", 1)
+
+
 def draw_all(root: Path = ROOT) -> None:
     """Write the picture of every figure, and give those that were drawn by hand today's colours.
 
@@ -121,4 +150,8 @@ def draw_all(root: Path = ROOT) -> None:
     for path in sorted((root / FOLDER).glob("*.json")):
         svg, _ = drawn(path.stem, load(path.stem, root))
         path.with_suffix(".svg").write_text(alone(svg), encoding="utf-8")
+    story = load("story", root)["shown"]["story"]
+    steps = [{"step": i, "asked": "Kate"} for i in range(story.count("."))]
+    path = root / FOLDER / "story-moving.svg"
+    path.write_text(moving("story", steps, root), encoding="utf-8")
     colours.write_pictures(root)

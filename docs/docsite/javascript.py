@@ -10,10 +10,11 @@ from py_mini_racer import MiniRacer
 
 
 @cache
-def engine(script: Path) -> MiniRacer:
-    """An engine that has read a script."""
+def engine(*scripts: Path) -> MiniRacer:
+    """An engine that has read scripts, in this order."""
     engine = MiniRacer()
     # Left to the interpreter's end, closing it may hang.
     atexit.register(engine.close)
-    engine.eval(script.read_text(encoding="utf-8"))
+    for script in scripts:
+        engine.eval(script.read_text(encoding="utf-8"))
     return engine

@@ -143,12 +143,12 @@ const transposed = a => a[0].map((_, j) => a.map(row => row[j]))
 const largest = a => Math.max(...a.flat().map(Math.abs), 1e-9)
 
 /** A cell for each number: the colour is its sign, the strength its size as a share of `most`. */
-function cells(matrix, x, y, size, most = largest(matrix)) {
-  const frame = rect("frame", x - 0.5, y - 0.5, size * matrix[0].length + 1, size * matrix.length + 1)
+function cells(matrix, x, y, size, most = largest(matrix), height = size) {
+  const frame = rect("frame", x - 0.5, y - 0.5, size * matrix[0].length + 1, height * matrix.length + 1)
   const filled = matrix.map((row, i) => row.map((value, j) => {
     const opacity = Math.min(1, Math.abs(value) / most).toFixed(2)
     return opacity > 0.01
-      ? rect(value > 0 ? "plus" : "minus", x + size * j, y + size * i, size, size, { opacity })
+      ? rect(value > 0 ? "plus" : "minus", x + size * j, y + height * i, size, height, { opacity })
       : ""
   }))
   return [frame, filled.flat().filter(Boolean)]
@@ -426,57 +426,149 @@ const KINDS = {
     draw: drawSpan,
     tell: tellSpan,
   },
+  story: STORY,
+}
+
+/** A control's values, which may depend on what was typed. */
+const valuesOf = (control, state) => (typeof control.values === "function" ? control.values(state) : control.values)
+
+/** The state that an address names, `#figure-NAME?token=3`, or nothing. */
+function linked(figure, controls) {
+  const [name, query] = decodeURIComponent(location.hash.slice(1)).split("?")
+  if (name !== figure.id || query === undefined) return {}
+  const given = new URLSearchParams(query)
+  return Object.fromEntries(controls.filter(control => given.has(control.name)).map(control => {
+    const text = given.get(control.name)
+    return [control.name, control.text || control.choices ? text : Number(text)]
+  }))
+}
+
+const SECONDS = 1.1
+let sliders = 0
+
+/** A control's HTML. */
+function field(control) {
+  const id = `control-${sliders++}`
+  const label = `<label for="${id}">${control.label}</label>`
+  if (control.text) return `<div class="wide">${label}<textarea id="${id}" name="${control.name}" rows="3" spellcheck="false"></textarea></div>`
+  if (control.choices) return `<div>${label}<select id="${id}" name="${control.name}"></select></div>`
+  const button = ([by, words]) => `<button type="button" data-by="${by}">${words}</button>`
+  const buttons = control.buttons ? [[-1, "Back"], [1, "Next"], [0, "Play"]].map(button).join(" ") : ""
+  return `<div>${label}<input id="${id}" type="range" name="${control.name}" min="0"><output></output><span>${buttons}</span></div>`
 }
 
 /** Make a figure of the page move. */
 function start(figure) {
   const data = FIGURES[figure.id]
   const kind = KINDS[data.kind]
-  const state = { ...data.shown }
   const form = figure.querySelector("form")
-  const shown = ({ values, words, shift = 0 }, i) => (words ? words[i] : (values[i] + shift).toLocaleString("en"))
   const controls = kind.controls(data)
-  form.innerHTML = controls.map(control => {
-    const i = control.values.indexOf(state[control.name])
-    const slider = `<label><span>${control.label}</span><input type="range" name="${control.name}" min="0"
-      max="${control.values.length - 1}" value="${i}"></label><output>${shown(control, i)}</output>`
-    const button = (by, words) =>
-      control.buttons ? `<button type="button" data-by="${by}">${words}</button>` : ""
-    return `<div>${slider}<span>${button(-1, "Back")} ${button(1, "Next")}</span></div>`
-  }).join("")
+  const from = linked(figure, controls)
+  const state = { ...data.shown, ...from }
+  const picture = figure.querySelector(".picture")
+  const sizes = controls.filter(control => control.size)
+  form.innerHTML = controls.filter(control => !control.size).map(field).join("") +
+    (sizes.length ? `<details><summary>Sizes</summary>${sizes.map(field).join("")}</details>` : "")
   form.classList.toggle("many", controls.length > 2)
-  const update = () => {
+  const steps = controls.find(control => control.buttons)
+
+  /** Fit each control to the state, and the state to what its control allows. */
+  function draw() {
     for (const control of controls) {
       const input = form.elements[control.name]
-      state[control.name] = control.values[input.value]
-      const words = shown(control, input.value)
+      if (control.text) {
+        if (input.value !== state[control.name]) input.value = state[control.name]
+        continue
+      }
+      const values = valuesOf(control, state)
+      if (!values.includes(state[control.name])) {
+        state[control.name] = control.choices ? values.at(-1) ?? "" : values.findLast(x => x <= state[control.name]) ?? values[0]
+      }
+      if (control.choices) {
+        input.innerHTML = values.map(value => `<option>${escaped(value)}</option>`).join("")
+        input.value = state[control.name]
+        continue
+      }
+      const i = values.indexOf(state[control.name])
+      const words = control.words ? control.words[i] : (values[i] + (control.shift ?? 0)).toLocaleString("en")
+      input.max = values.length - 1
+      input.value = i
       input.setAttribute("aria-valuetext", words)
       input.closest("div").querySelector("output").value = words
     }
     picture.innerHTML = kind.draw(data, state)
     figure.querySelector(".told").textContent = kind.tell(data, state)
   }
-  const picture = figure.querySelector(".picture")
-  picture.classList.toggle("picks", Boolean(kind.pick))
-  picture.addEventListener("click", event => {
+
+  let saving
+  function changed() {
+    draw()
+    clearTimeout(saving)
+    saving = setTimeout(() => {
+      const query = new URLSearchParams(controls.map(control => [control.name, state[control.name]]))
+      // The theme looks for an element of this name, which must not have quotes or line breaks once decoded.
+      history.replaceState(null, "", `#${figure.id}?${encodeURIComponent(query)}`)
+    }, 300)
+  }
+
+  let playing
+  function stop() {
+    clearInterval(playing)
+    playing = undefined
+    const button = form.querySelector("[data-by='0']")
+    if (button) button.textContent = "Play"
+  }
+  function go(by) {
+    const values = valuesOf(steps, state)
+    const next = values.indexOf(state[steps.name]) + by
+    if (next in values) state[steps.name] = values[next]
+    changed()
+    return next + 1 in values
+  }
+  function play(button) {
+    if (playing) return stop()
+    const values = valuesOf(steps, state)
+    if (state[steps.name] === values.at(-1)) {
+      state[steps.name] = values[0]
+      changed()
+    }
+    button.textContent = "Stop"
+    playing = setInterval(() => go(1) || stop(), 1000 * SECONDS)
+  }
+
+  /** A press on a token goes there; with the button held, or a finger down, the figure follows. */
+  function pick(event) {
     const box = picture.querySelector("svg").getBoundingClientRect()
     const scale = WIDTH / box.width
-    const token = kind.pick?.(data, (event.clientX - box.left) * scale, (event.clientY - box.top) * scale)
-    if (token === undefined) return
-    form.elements.token.value = token
-    update()
+    const at = kind.pick(data, (event.clientX - box.left) * scale, (event.clientY - box.top) * scale, state)
+    if (at === undefined || at === state[steps.name]) return
+    stop()
+    state[steps.name] = at
+    changed()
+  }
+  if (kind.pick) {
+    picture.classList.add("picks")
+    picture.addEventListener("pointerdown", pick)
+    picture.addEventListener("pointermove", event => event.buttons && pick(event))
+  }
+  form.addEventListener("input", event => {
+    const control = controls.find(one => one.name === event.target.name)
+    stop()
+    state[control.name] = control.text || control.choices ? event.target.value : valuesOf(control, state)[event.target.value]
+    changed()
   })
-  form.addEventListener("input", update)
   form.addEventListener("submit", event => event.preventDefault())
   for (const button of form.querySelectorAll("button")) {
+    const by = Number(button.dataset.by)
     button.addEventListener("click", () => {
-      const input = button.closest("div").querySelector("input")
-      input.valueAsNumber += Number(button.dataset.by)
-      update()
+      if (!by) return play(button)
+      stop()
+      go(by)
     })
   }
-  update()
+  draw()
   form.hidden = false
+  if (Object.keys(from).length) figure.scrollIntoView()
 }
 
 if (typeof document !== "undefined") document.querySelectorAll("figure.moving").forEach(start)
