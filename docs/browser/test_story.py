@@ -191,5 +191,5 @@ def test_the_moving_picture_is_of_today() -> None:
     n = figures.load("story")["shown"]["story"].count(".")
     steps = [{"step": i, "asked": "Kate"} for i in range(n)]
     assert kept == figures.moving("story", steps)
-    assert len(re.findall('<g class="frame"', kept)) == n
+    assert len(re.findall('<g class="shot"', kept)) == n
     assert (SITE / "index.html").is_file()

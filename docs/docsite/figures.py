@@ -128,13 +128,13 @@ def moving(name: str, frames: list[dict[str, Any]], root: Path = ROOT, seconds: 
     assert opening
     whole = seconds * len(frames)
     rules = (
-        f".frame{{visibility:hidden;animation:shown {whole:g}s step-end infinite}}"
+        f".shot{{visibility:hidden;animation:shown {whole:g}s step-end infinite}}"
         f"@keyframes shown{{0%{{visibility:visible}}{100 / len(frames):.3f}%{{visibility:hidden}}}}"
-        "@media (prefers-reduced-motion:reduce){.frame{animation:none}"
-        ".frame:last-child{visibility:visible}}"
+        "@media (prefers-reduced-motion:reduce){.shot{animation:none}"
+        ".shot:last-child{visibility:visible}}"
     )
     groups = [
-        f'<g class="frame" style="animation-delay:{seconds * i:g}s">'
+        f'<g class="shot" style="animation-delay:{seconds * i:g}s">'
         f"{re.sub('^<svg[^>]*>|</svg>$', '', drawing)}</g>"
         for i, drawing in enumerate(drawings)
     ]
