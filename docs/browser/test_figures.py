@@ -13,13 +13,13 @@ from docsite import figures
 from docsite.javascript import engine
 
 PAGES = {
-    "transformer-xl": "annotated/transformer_xl.html",
-    "compressive": "annotated/compressive.html",
-    "feedback": "annotated/feedback.html",
-    "fast-weights": "annotated/fast_weights.html",
-    "gated-delta-net": "annotated/gated_delta_net.html",
+    "transformer-xl": "lessons/transformer_xl.html",
+    "compressive": "lessons/compressive.html",
+    "feedback": "lessons/feedback.html",
+    "fast-weights": "lessons/fast_weights.html",
+    "gated-delta-net": "lessons/gated_delta_net.html",
     "delta-rule": "annotated/delta_rule.html",
-    "overlap": "annotated/fast_weights.html",
+    "overlap": "lessons/fast_weights.html",
     "span": "recall.html",
     "story": "index.html",
 }

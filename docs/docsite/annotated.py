@@ -1,7 +1,7 @@
-"""Annotated pages: notes beside the code that they explain.
+"""Lessons, and annotated pages: notes beside the code that they explain.
 
-A page is ``docs/annotated/NAME.md``, ordinary Markdown with maths between dollars. Four kinds of fenced
-block mean something of their own:
+A page is ``docs/lessons/NAME.md`` or ``docs/annotated/NAME.md``, ordinary Markdown with maths between
+dollars. Five kinds of fenced block mean something of their own:
 
 ``code``
     A place in the source (see `docsite.code`). It begins a passage: what follows, up to the next such
@@ -11,6 +11,8 @@ block mean something of their own:
     passage shows is folded where this block stands (see `docsite.folds`).
 ``left-out``
     Those that have none: ``PATH: Symbol: why``, one a line.
+``file``
+    A program, whole, with what it imports from its neighbours (see `docsite.standalone`).
 ``measured-span``
     An architecture's name: the span measured for it, or that there is no measurement yet.
 """
@@ -25,8 +27,10 @@ from pathlib import Path
 from docsite.code import ROOT, Lines, Place, find, parse_place
 from docsite.errors import DocsError
 from docsite.folds import Run, shown
+from docsite.standalone import standalone
 
 FOLDER = Path("docs/annotated")
+LESSONS = Path("docs/lessons")
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,7 @@ def _blocks(text: str) -> Iterator[Block]:
                     kind = ""
         elif opening:
             fence = opening[1]
-            if opening[2] in ("code", "covers", "left-out", "measured-span"):
+            if opening[2] in ("code", "covers", "file", "left-out", "measured-span"):
                 yield Block("prose", "\n".join(kept))
                 kept = []
                 kind = opening[2]
@@ -161,6 +165,8 @@ def in_columns(
             note.append(block.text)
         elif block.kind == "measured-span":
             note.append(measured(block.text.strip()))
+        elif block.kind == "file":
+            note.append(f"```python\n{standalone(block.text.strip(), root)}```")
         elif block.kind == "covers":
             finish()
             parts += [rest(path, whole.rest[path]) for path in block.text.split()]

@@ -91,7 +91,7 @@ class Staging:
 
     def page(self, path: Path, at: PurePosixPath) -> str:
         """A page of Markdown with its links rewritten; annotated ones get their columns."""
-        if path.parent == annotated.FOLDER:
+        if path.parent in (annotated.FOLDER, annotated.LESSONS):
             return self._annotated(path, at)
         text = self._rewritten((self.root / path).read_text(encoding="utf-8"), path, at)
         if path == Path("benchmarks/README.md"):
@@ -125,7 +125,9 @@ class Staging:
             lambda name: benchmarks.measured_span(name, self.root),
             self.root,
         )
-        return "---\nhide:\n  - navigation\n---\n\n" + text
+        # Notes beside code need the room.
+        hidden = "---\nhide:\n  - navigation\n---\n\n" if page.places else ""
+        return hidden + text
 
     def _later(self, code: str) -> str:
         """Stands for HTML that is put in after the build: Markdown would take a minute over code."""

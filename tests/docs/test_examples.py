@@ -1,4 +1,4 @@
-"""The code of README, tutorial, guides and annotated pages runs as it stands, in small."""
+"""The code of README, tutorial, guides, lessons and annotated pages runs as it stands, in small."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ PAGES = [
     DOCS / "path.md",
     DOCS / "today.md",
     *sorted({*(DOCS / "guides").glob("*.md")} - OTHERS),
-    *sorted((DOCS / "annotated").glob("*.md")),
+    *sorted((DOCS / "lessons").glob("*.md")),
+    *(page for page in sorted((DOCS / "annotated").glob("*.md")) if blocks(page)),
 ]
 NOT_RUN = {
     r"make |pip install|PIP_EXTRA_INDEX_URL=": "installs, or runs this suite",
@@ -114,7 +115,7 @@ def folder(own_folders: Path, own_architectures: None, monkeypatch: pytest.Monke
 
 # Tracing for torch.compile warns of this; it is not ours.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.stem}")
 def test_the_code_of_a_page_runs(page: Path, folder: Path) -> None:
     """Blocks run in order, Python's in one namespace: a page is read from top to bottom."""
     names: dict[str, Any] = {}

@@ -104,7 +104,7 @@ def test_pages_describe_their_figures() -> None:
         ),
     }
     for page, (numbers, *sentences) in said.items():
-        text = (figures.ROOT / f"docs/annotated/{page}.md").read_text(encoding="utf-8")
+        text = (figures.ROOT / f"docs/lessons/{page}.md").read_text(encoding="utf-8")
         whole = "\n".join(sentences).format(*(f"{n:.0f}" for n in numbers))
         for sentence in whole.splitlines():
             assert sentence in " ".join(text.split())
