@@ -19,9 +19,9 @@ def compress(old, w):
 
 def by_content(h, slots, head):
     """One head's attention without positions, mask, or a gradient for its weights."""
-    q = h @ head["query"].detach()
-    k = slots @ head["key"].detach()
-    v = slots @ head["value"].detach()
+    q = h @ head["query"].detach()  # [T, K]
+    k = slots @ head["key"].detach()  # [slots, K]
+    v = slots @ head["value"].detach()  # [slots, K]
     return (q @ k.T / q.shape[1] ** 0.5).softmax(-1) @ v
 
 
@@ -43,12 +43,12 @@ def read(h, memories, layers, memory_length, compressed_length, loss_of=attentio
     loss = torch.zeros(())
     for (compressed, memory), w in zip(memories, layers, strict=True):
         output = layer(h, torch.cat([compressed, memory]), w)
-        memory = torch.cat([memory, h])
+        memory = torch.cat([memory, h])  # [M + T, D] once it is full
         rate = len(w["f"])
         n_old = rate * math.ceil(max(0, len(memory) - memory_length) / rate)
         if n_old and compressed_length:
-            old = memory[:n_old].detach()
-            new = compress(old, w)
+            old = memory[:n_old].detach()  # [n c, D]
+            new = compress(old, w)  # [n, D]
             loss = loss + loss_of(h.detach(), old, new, w)
             compressed = newest(torch.cat([compressed, new.detach()]), compressed_length)
         after.append((compressed, memory[n_old:]))
@@ -56,12 +56,17 @@ def read(h, memories, layers, memory_length, compressed_length, loss_of=attentio
     return h, after, loss
 
 
-if __name__ == "__main__":
-    torch.manual_seed(0)
+def small():
+    """A model of one layer: how it reads a segment, its weights, and its empty memory."""
     layers = [new_layer() | {"f": [matrix(32, 32) for _ in range(3)], "f_bias": zeros(32)}]
 
     def segment(h, memories):
         h, after, loss = read(h, memories, layers, memory_length=9, compressed_length=5)
         return h, [(compressed, memory.detach()) for compressed, memory in after], loss
 
-    learn(segment, layers, empty=[(torch.zeros(0, 32), torch.zeros(0, 32))])
+    return segment, layers, [(torch.zeros(0, 32), torch.zeros(0, 32))]
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    learn(*small())

@@ -10,21 +10,21 @@ from torch.nn.functional import layer_norm, relu
 
 def features(x):
     """phi'(x) of a key or query x [K]: DPFP with nu = 1, [2 K] numbers that sum to one."""
-    r = relu(torch.cat([x, -x]))
+    r = relu(torch.cat([x, -x]))  # [2 K]
     phi = r * r.roll(1)
     return phi / (phi.sum() + 1e-6)
 
 
 def write(W, k, v, beta):
     """The delta rule: of what W [F, V] holds under k, a share beta gives way to v."""
-    old = k @ W
+    old = k @ W  # [V]
     return W + beta * torch.outer(k, v - old)
 
 
 def attention(x, W, w):
     """One head, one token x [D]: write, then read."""
-    q = features(x @ w["query"])
-    k = features(x @ w["key"])
+    q = features(x @ w["query"])  # [F]
+    k = features(x @ w["key"])  # [F]
     W = write(W, k, x @ w["value"], torch.sigmoid(x @ w["beta"]))
     return q @ W, W
 
@@ -32,7 +32,7 @@ def attention(x, W, w):
 def layer(x, matrices, w):
     """Attention and feed-forward, each with its residual sum and its norm."""
     heads = [attention(x, W, head) for W, head in zip(matrices, w["heads"], strict=True)]
-    y = torch.cat([y for y, _ in heads])
+    y = torch.cat([y for y, _ in heads])  # [D]
     x = layer_norm(x + y @ w["output"] + w["output_bias"], x.shape)
     inner = relu(x @ w["inner"] + w["inner_bias"])
     x = layer_norm(x + inner @ w["outer"] + w["outer_bias"], x.shape)
@@ -67,8 +67,8 @@ def new_layer(width=32, n_heads=2):
     }
 
 
-if __name__ == "__main__":
-    torch.manual_seed(0)
+def small():
+    """A model of two layers: how it reads a segment, its weights, and its empty memory."""
     layers = [new_layer() for _ in range(2)]
 
     def segment(h, memory):
@@ -76,4 +76,9 @@ if __name__ == "__main__":
         return h, [[W.detach() for W in matrices] for matrices in after], 0.0
 
     # [2 K, K] for each layer and head: DPFP doubles a key's width.
-    learn(segment, layers, [[torch.zeros(32, 16)] * 2] * 2, rounds=20, rate=0.003)
+    return segment, layers, [[torch.zeros(32, 16)] * 2] * 2
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    learn(*small(), rounds=20, rate=0.003)

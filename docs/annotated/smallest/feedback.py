@@ -10,16 +10,16 @@ from torch.nn.functional import layer_norm, relu
 
 def attention(x, past, w):
     """One head: x [D] attends to the memory vectors past [N, D], the newest last."""
-    q = x @ w["query"]
-    keys = past @ w["key"]
-    values = past @ w["value"]
-    scores = torch.empty(len(past))
+    q = x @ w["query"]  # [K]
+    keys = past @ w["key"]  # [N, K]
+    values = past @ w["value"]  # [N, K]
+    scores = q.new_empty(len(past))
     for j in range(len(past)):
         row = len(past) - j - 1
         by_content = (q + w["u"]) @ keys[j]
         by_distance = q @ w["position_keys"][row] + w["position_scores"][row]
         scores[j] = (by_content + by_distance) / len(q) ** 0.5
-    return scores.softmax(-1) @ values
+    return scores.softmax(-1) @ values  # [K]
 
 
 def layer(x, past, w):
@@ -40,8 +40,8 @@ def read(embeddings, past, layers, layer_weights, span):
         states = [x]
         for w in layers:
             states.append(layer(states[-1], past, w))
-        memory_vector = layer_weights.softmax(0) @ torch.stack(states)
-        past = torch.cat([past, memory_vector[None]])[-span:]
+        memory_vector = layer_weights.softmax(0) @ torch.stack(states)  # [D]
+        past = torch.cat([past, memory_vector[None]])[-span:]  # [N, D]
         outputs.append(states[-1])
     return torch.stack(outputs), past
 
@@ -62,8 +62,8 @@ def new_layer(span, width=32, n_heads=2):
     }
 
 
-if __name__ == "__main__":
-    torch.manual_seed(0)
+def small():
+    """A model of one layer: how it reads a segment, its weights, and its empty memory."""
     layers = [new_layer(span=16)]
     mixing = zeros(len(layers) + 1)
 
@@ -71,4 +71,9 @@ if __name__ == "__main__":
         h, past = read(h, past, layers, mixing, span=16)
         return h, past.detach(), 0.0
 
-    learn(segment, [*layers, mixing], empty=torch.zeros(0, 32))
+    return segment, [*layers, mixing], torch.zeros(0, 32)
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    learn(*small())

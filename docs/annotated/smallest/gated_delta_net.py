@@ -27,13 +27,13 @@ def write(S, k, v, alpha, beta):
 
 def head(x, S, before, w):
     """One head, one token x [D]: decay, write, read."""
-    qkv = torch.cat([x @ w["query"], x @ w["key"], x @ w["value"]])
+    qkv = torch.cat([x @ w["query"], x @ w["key"], x @ w["value"]])  # [2 K + V]
     qkv, before = convolve(qkv, before, w["taps"])
     K, V = S.shape
     q, k, v = qkv.split([K, K, V])
-    alpha = torch.exp(-torch.exp(w["A_log"]) * softplus(x @ w["step"] + w["dt_bias"]))
+    alpha = torch.exp(-torch.exp(w["A_log"]) * softplus(x @ w["step"] + w["dt_bias"]))  # a number
     S = write(S, unit(k), v, alpha, torch.sigmoid(x @ w["beta"]))
-    y = rms_norm(unit(q) / K**0.5 @ S, [V], eps=1e-6)
+    y = rms_norm(unit(q) / K**0.5 @ S, [V], eps=1e-6)  # [V]
     return y * silu(x @ w["gate"]), S, before
 
 
@@ -78,8 +78,8 @@ def new_layer(width=32, n_heads=2):
     }
 
 
-if __name__ == "__main__":
-    torch.manual_seed(0)
+def small():
+    """A model of two layers: how it reads a segment, its weights, and its empty memory."""
     layers = [new_layer() for _ in range(2)]
 
     def segment(h, memory):
@@ -87,4 +87,9 @@ if __name__ == "__main__":
         return h, [[[part.detach() for part in own] for own in each] for each in after], 0.0
 
     # For each layer and head S [K, V] and the last three inputs of the convolution.
-    learn(segment, layers, empty=[[[torch.zeros(16, 16), torch.zeros(3, 48)]] * 2] * 2)
+    return segment, layers, [[[torch.zeros(16, 16), torch.zeros(3, 48)]] * 2] * 2
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    learn(*small())
