@@ -46,8 +46,9 @@ class Calls:
     """Names of all its arguments."""
     returns: str | None = None
     """The name by which its output has the cache (None: it is changed in place)."""
-    masks_past: bool = True
-    """The mask covers all tokens so far. False: the call's alone, for models without attention."""
+    masks: Literal["all", "new", "none"] = "all"
+    """The mask covers all tokens so far; or the call's alone, for models without attention; or there is
+    none unless a token is padding, where with neither of them a cache is continued right."""
     cache_type: Any = None
     """The type of an empty cache (None: the model makes its own)."""
     of_model: bool = False
@@ -122,23 +123,11 @@ class Causal:
             if not type(self.module).__module__.startswith("transformers."):
                 raise
             calls = _with_names(self.module, _with_first_cache(self.module, calls), tokens)
-        problem = None
-        n_numbers = 0
-        # Models without attention take a mask of the new inputs only; earlier releases of some continue
-        # with single tokens only.
-        for length, masks_past in ((2, True), (2, False), (1, True), (1, False)):
-            calls = replace(calls, masks_past=masks_past)
-            functions = _functions(self.module, calls)
-            try:
-                _, first = functions["read"](tokens, functions["start"](len(tokens)))
-                n_numbers = _size(first)
-                continued, state = functions["read"](tokens[:, :length], first)
-                break
-            except Exception as error:
-                problem = problem or error
-        else:
-            assert problem
-            raise problem
+        calls, length = self._masks(calls, tokens)
+        functions = _functions(self.module, calls)
+        _, first = functions["read"](tokens, functions["start"](len(tokens)))
+        n_numbers = _size(first)
+        continued, state = functions["read"](tokens[:, :length], first)
         fresh, _ = functions["read"](tokens[:, :length], functions["start"](len(tokens)))
         if torch.equal(continued, fresh):
             raise RefusedError(
@@ -151,6 +140,36 @@ class Causal:
         return calls, all(
             getattr(layer, "is_sliding", not hasattr(layer, "keys")) for layer in layers
         )
+
+    def _masks(self, calls: Calls, tokens: Tensor) -> tuple[Calls, int]:
+        """Find the mask with which a cache is continued, and by how many tokens.
+
+        Models without attention take a mask of the new tokens only; earlier releases of some continue
+        with single tokens only. In earlier releases of models with some attention a mask of all tokens
+        fails, and one of the new tokens hides those before from attention, without an error.
+        """
+
+        def continued(calls: Calls, length: int) -> Tensor:
+            functions = _functions(self.module, calls)
+            _, first = functions["read"](tokens, functions["start"](len(tokens)))
+            output, _ = functions["read"](tokens[:, :length], first)
+            return output
+
+        problem = None
+        kinds: tuple[Literal["all", "new", "none"], ...] = ("all", "new", "none")
+        for length in (2, 1):
+            for masks in kinds:
+                tried = replace(calls, masks=masks)
+                try:
+                    output = continued(tried, length)
+                    if masks != "new":
+                        return tried, length
+                    if torch.allclose(output, continued(replace(calls, masks="none"), length)):
+                        return tried, length
+                except Exception as error:
+                    problem = problem or error
+        assert problem
+        raise problem
 
     @property
     def state_arguments(self) -> tuple[str, ...]:
@@ -204,7 +223,7 @@ def _functions(module: Any, calls: Calls) -> Functions:
     takes = calls.takes
     accepts = calls.accepts
     returns = calls.returns
-    masks_past = calls.masks_past
+    masks = calls.masks
     cache_type = calls.cache_type
     of_model = calls.of_model
 
@@ -227,7 +246,7 @@ def _functions(module: Any, calls: Calls) -> Functions:
             takes: cache,
             "use_cache": True,
             "return_dict": True,
-            "attention_mask": seen if masks_past else seen[:, length:],
+            "attention_mask": {"all": seen, "new": seen[:, length:], "none": mask}[masks],
             "position_ids": (seen.cumsum(1) - 1).masked_fill(seen == 0, 0)[:, length:],
             "cache_position": torch.arange(length, after, device=inputs.device),
         }
