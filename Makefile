@@ -79,7 +79,7 @@ releases: ## run what depends on transformers with four of its releases (minutes
 	failed=; for release in $(TRANSFORMERS); do \
 	    .releases-venv/bin/uv pip install --quiet --python .releases-venv/bin/python transformers==$$release && \
 	    echo "transformers $$release" && \
-	    .releases-venv/bin/pytest -n 2 $(TRANSFORMERS_TESTS) $(ARGS) || failed="$$failed $$release"; \
+	    .releases-venv/bin/pytest -n 2 -W ignore::FutureWarning $(TRANSFORMERS_TESTS) $(ARGS) || failed="$$failed $$release"; \
 	done; test -z "$$failed" || { echo "failed with transformers$$failed"; exit 1; }
 
 journeys: .full-venv native ## run every journey of a run, a verb and a text, as before a release (minutes)

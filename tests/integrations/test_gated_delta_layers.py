@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
+from packaging import version
 from torch import nn
 
 from golden import assert_same
@@ -21,6 +23,7 @@ from memspan.lab.integrations.transformers import (
 from memspan.lab.integrations.transformers.gated_delta import to_our_names
 from memspan.ops.fast_weights.rules import delta_rule
 from statelaws.adapters.recipes import RECIPES, build
+from statelaws.errors import RefusedError
 
 TYPES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid")
 every_type = pytest.mark.parametrize("model_type", TYPES)
@@ -35,7 +38,12 @@ def made(model_type: str = "qwen3_5_text", seed: int = 0) -> Any:
     """A small model whose heads have narrower values than keys."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(RECIPES[model_type], "linear_value_head_dim", 6)
-        module: Any = build(model_type, seed).module
+        try:
+            module: Any = build(model_type, seed).module
+        except RefusedError as error:
+            if version.parse(transformers.__version__) >= version.parse("5.24"):
+                raise
+            pytest.skip(str(error))
     for name, parameter in module.named_parameters():
         if name.endswith("A_log"):
             # Beside stronger decays their differences of sums over a chunk are less exact than 2e-5.

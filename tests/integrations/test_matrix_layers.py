@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import metadata
 from typing import Any
 
 import pytest
 import torch
+from packaging import version
 from torch import Tensor, nn
 
 from golden import assert_same
@@ -23,6 +25,8 @@ Parameters = dict[str, Any]
 def mamba_2() -> tuple[nn.Module, Any, MatrixMixer, Callable[[Parameters], Parameters]]:
     """A layer, the options that its cache is made from, ours, and their parameters in ours."""
     kind = pytest.importorskip("transformers.models.mamba2.modeling_mamba2")
+    if version.parse(metadata.version("transformers")) < version.parse("5.10"):
+        pytest.skip("as transformers has it from 5.10 on")
     sizes = {"num_heads": 4, "head_dim": 8, "n_groups": 2, "state_size": 6, "expand": 2}
     config = kind.Mamba2Config(
         hidden_size=D, chunk_size=16, layer_norm_epsilon=1e-6, num_hidden_layers=1, **sizes

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tokenizers
 import transformers
+from packaging import version
 
 import memspan
 from memspan.errors import MemspanError
@@ -53,6 +54,10 @@ def test_a_table_of_positions_is_a_window() -> None:
     assert not np.allclose(found.span.losses[..., -1], found.span.losses[..., 3], atol=1e-5)
 
 
+@pytest.mark.skipif(
+    version.parse(transformers.__version__) < version.parse("5.10"),
+    reason="Mamba-2 is not right in transformers 5.4",
+)
 def test_a_random_model_of_a_type() -> None:
     found = memspan.measure("transformers:mamba2", longest=32, budget=1000)
     assert found.span.low <= found.span.tokens <= found.span.high
