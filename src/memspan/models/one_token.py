@@ -67,19 +67,21 @@ def packed_stack(
     """
     tensors = []
     for layer, own in zip(layers, projections, strict=True):
-        parts = {
-            "output": getattr(layer, mixer).output,
-            "inner": layer.feed_forward.inner,
-            "outer": layer.feed_forward.outer,
-            "norm": getattr(layer, f"{mixer}_norm"),
-            "inner_norm": layer.feed_forward_norm,
-        }
+        norm = getattr(layer, f"{mixer}_norm")
+        parts = {"output": getattr(layer, mixer).output, "norm": norm}
+        feed_forward = getattr(layer, "feed_forward", None)
+        if feed_forward is not None:
+            parts |= {
+                "inner": feed_forward.inner,
+                "outer": feed_forward.outer,
+                "inner_norm": layer.feed_forward_norm,
+            }
         found = own | {
             f"{name}_{kind}": parameter
             for name, part in parts.items()
             for kind, parameter in part.named_parameters()
         }
-        for name in ("output", "inner", "outer"):
+        for name in {"output", "inner", "outer"} & parts.keys():
             found[name] = found.pop(f"{name}_weight")
         tensors.append({name: t.detach() for name, t in found.items()})
     return PackedStack(
@@ -91,7 +93,7 @@ def packed_stack(
         else [],
         n_heads=n_heads,
         batch=batch,
-        gelu=layer.feed_forward.activation is F.gelu,
-        norm_epsilon=layer.feed_forward_norm.eps,
+        gelu=feed_forward is not None and feed_forward.activation is F.gelu,
+        norm_epsilon=norm.eps,
         bf16_weights=bf16_weights,
     )

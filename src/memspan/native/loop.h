@@ -172,6 +172,12 @@ INLINE void add_dots(
     }
 }
 
+INLINE REAL dot(const REAL *restrict a, const REAL *restrict b, int64_t size) {
+    REAL s = 0;
+    for (int64_t c = 0; c < size; c++) s += a[c] * b[c];
+    return s;
+}
+
 /* The maximum, taken in WIDE lanes, may miss NaN; the exponential and the sum keep it. */
 static inline void softmax(REAL *s, int64_t n) {
     REAL high[WIDE], highest = s[0], sum = 0;

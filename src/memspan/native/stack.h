@@ -17,7 +17,7 @@ typedef struct {
 } Layer;
 
 typedef struct {
-    int64_t batch, n_layers, d_model, n_heads, width, d_projected, d_ff, gelu;
+    int64_t batch, n_layers, d_model, n_heads, width, d_projected, d_ff, gelu; /* d_ff may be 0 */
     double norm_epsilon;
     const REAL *final_weight, *final_bias; /* null: no norm */
     const Layer *layers;
@@ -56,7 +56,7 @@ EXPORT Matrices *prepare(const Stack *s) {
         m[l].projections = pack(layer->projections, D, s->d_projected, 1, D);
         m[l].output = pack(layer->output, I, D, 1, I);
         m[l].inner = pack(layer->inner, D, s->d_ff, 1, D);
-        m[l].outer = pack(layer->outer, s->d_ff, D, 1, s->d_ff);
+        if (s->d_ff) m[l].outer = pack(layer->outer, s->d_ff, D, 1, s->d_ff);
         for (int i = 0; i < 2 && layer->gates[i].bias; i++) {
             GateMatrices *gate = m[l].gates + i;
             gate->of_branch = pack(layer->gates[i].of_branch, D, 3 * D, 1, D);
@@ -140,6 +140,7 @@ static void after_attention(const Stack *s, const Matrices *m, const Scratch *t,
     const Layer *layer = s->layers + l;
     int64_t B = s->batch, D = s->d_model, F = s->d_ff;
     join(s, m, t, l, 0, t->attended, &m[l].output, layer->output_bias);
+    if (!F) return;
     affine_norm(s, s->x, t->z, t->moments, layer->inner_norm_weight, layer->inner_norm_bias);
     product(t->z, D, &m[l].inner, B, layer->inner_bias, NULL, t->inside, F, !s->gelu);
     if (s->gelu) gelu(t->inside, t->inside, B * F);
@@ -149,3 +150,29 @@ static void after_attention(const Stack *s, const Matrices *m, const Scratch *t,
 static void final_norm(const Stack *s, const Scratch *t) {
     affine_norm(s, s->x, s->x, t->moments, s->final_weight, s->final_bias);
 }
+
+/* ----- A token's short convolution, and activations */
+
+/* x = the convolution of x [C] and the inputs before it, which move on by one. */
+INLINE void convolve_of(
+    REAL *restrict x, REAL *restrict inputs, const REAL *restrict w, int64_t C, const int64_t taps
+) {
+    for (int64_t c = 0; c < C; c++) {
+        REAL sum = w[(taps - 1) * C + c] * x[c];
+        for (int64_t i = 0; i < taps - 1; i++) {
+            REAL before = inputs[i * C + c];
+            sum += w[i * C + c] * before;
+            if (i) inputs[(i - 1) * C + c] = before;
+        }
+        if (taps > 1) inputs[(taps - 2) * C + c] = x[c];
+        x[c] = sum;
+    }
+}
+
+static void convolve(REAL *x, REAL *inputs, const REAL *w, int64_t C, int64_t taps) {
+    if (taps == 4) convolve_of(x, inputs, w, C, 4);
+    else convolve_of(x, inputs, w, C, taps);
+}
+
+/* Beyond 20 it is x itself, as in PyTorch. */
+static REAL softplus(REAL x) { return x > 20 ? x : log1p(exp(x)); }

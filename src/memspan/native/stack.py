@@ -50,8 +50,8 @@ class PackedStack:
 
     Args:
         source: the C file whose ``step`` reads a token.
-        layers: per layer the tensors of ``Layer`` in C, ``[outputs, inputs]``; norms, biases
-            and gates may be missing.
+        layers: per layer the tensors of ``Layer`` in C, ``[outputs, inputs]``; norms, biases,
+            gates and the feed-forward sub-layer may be missing.
         final_norm: gain and bias, or nothing.
         n_heads: heads.
         batch: rows of a token.
@@ -95,7 +95,7 @@ class PackedStack:
             n_heads=n_heads,
             width=attended // n_heads,
             d_projected=len(first["projections"]),
-            d_ff=len(first["inner"]),
+            d_ff=len(first["inner"]) if "inner" in first else 0,
             gelu=gelu,
             norm_epsilon=norm_epsilon,
             final_weight=gain,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from memspan.models.known import known
 from memspan.models.matrix.mixer import (
     EPSILON,
     DeltaMixer,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from memspan.models.delta_product.config import DeltaProductConfig
 
 
+@known("config")
 class DeltaProductRule(DeltaMixer):
     """One layer's token mixing, without a residual or a norm before it.
 
@@ -90,6 +92,7 @@ def first_of(n: int, x: Tensor) -> Tensor:
     return F.pad(x.unsqueeze(-1), (0, n - 1)).flatten(-2)
 
 
+@known()
 class DeltaProductLayer(MatrixLayer):
     """Token mixing and a feed-forward sub-layer, each after a norm and with a residual."""
 

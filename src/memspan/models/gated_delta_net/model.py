@@ -13,14 +13,8 @@ from memspan.models.gated_delta_net.config import GatedDeltaNetConfig
 from memspan.models.gated_delta_net.layer import GatedDeltaNetLayer
 from memspan.models.known import known
 from memspan.models.matrix.backbone import MatrixBackbone, MatrixMemory
-from memspan.models.packing import STACK, schema_of
 from memspan.models.readers import BackboneReader
 from memspan.ops.fast_weights.rules import IMPLEMENTATIONS
-
-PARTS = rf"""{STACK} | layers.\d+.mixer.(convolution | A_log | dt_bias)
-    | layers.\d+.mixer.(query|key|value|output_gate|beta|step|norm|output).weight
-"""
-"""Parameters that the reader knows, see :func:`memspan.models.packing.schema_of`."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,10 +35,6 @@ class GatedDeltaNet(MatrixBackbone[GatedDeltaNetMemory]):
     layer_type = GatedDeltaNetLayer
     implementations = tuple(IMPLEMENTATIONS)
     config: GatedDeltaNetConfig
-
-    def __init__(self, config: GatedDeltaNetConfig) -> None:
-        super().__init__(config)
-        self.schema = schema_of(self, PARTS)
 
     def reader_type(self) -> type[BackboneReader[GatedDeltaNetMemory]]:
         from memspan.models.gated_delta_net.reader import GatedDeltaNetReader

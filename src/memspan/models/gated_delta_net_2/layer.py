@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from memspan.models.known import known
 from memspan.models.matrix.mixer import (
     EPSILON,
     DeltaMixer,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from memspan.models.gated_delta_net_2.config import GatedDeltaNet2Config
 
 
+@known("config")
 class GatedDeltaRule2(DeltaMixer):
     """One layer's token mixing, without a residual or a norm before it.
 
@@ -86,6 +88,7 @@ class GatedDeltaRule2(DeltaMixer):
         return y, MatrixLayerMemory(weights, carried)
 
 
+@known()
 class GatedDeltaNet2Layer(MatrixLayer):
     """Token mixing and a feed-forward sub-layer, each after a norm and with a residual."""
 

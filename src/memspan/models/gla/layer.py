@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from memspan.models.known import known
 from memspan.models.matrix.mixer import (
     EPSILON,
     LowRank,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from memspan.models.gla.config import GLAConfig
 
 
+@known("config")
 class GatedLinearAttention(MatrixMixer):
     """One layer's token mixing, without a residual or a norm before it.
 
@@ -63,6 +65,11 @@ class GatedLinearAttention(MatrixMixer):
         projected = self.query(x), self.key(x), self.value(x), self.output_gate(x)
         return (*projected, self.decay(x)) if self.config.decay == "gated" else projected
 
+    def retention(self, like: Tensor) -> Tensor:
+        """Logarithms of RetNet's decays, ``[H]``, in the type and on the device of ``like``."""
+        heads = torch.arange(self.config.n_heads, dtype=like.dtype, device=like.device)
+        return (-torch.exp2(-5 - heads)).log1p()
+
     def mix(
         self, projected: tuple[Tensor, ...], memory: MatrixLayerMemory, reading: Reading
     ) -> tuple[Tensor, MatrixLayerMemory]:
@@ -74,8 +81,7 @@ class GatedLinearAttention(MatrixMixer):
         if logits:
             log_decay = F.logsigmoid(logits[0]) / config.decay_temperature
         else:
-            heads = torch.arange(config.n_heads, dtype=q.dtype, device=q.device)
-            log_decay = (-torch.exp2(-5 - heads)).log1p().expand(q.shape[:3])
+            log_decay = self.retention(q).expand(q.shape[:3])
         k, log_decay = reading.written(k, log_decay)
         q, k, v, log_decay = (t.transpose(1, 2) for t in (q, k, v, log_decay))
         q = q * config.head_width**-0.5
@@ -84,6 +90,7 @@ class GatedLinearAttention(MatrixMixer):
         return y, MatrixLayerMemory(weights, memory.inputs)
 
 
+@known()
 class GLALayer(MatrixLayer):
     """Token mixing and a feed-forward sub-layer, each after a norm and with a residual."""
 

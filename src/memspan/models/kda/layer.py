@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from memspan.models.known import known
 from memspan.models.matrix.mixer import (
     EPSILON,
     DeltaMixer,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from memspan.models.kda.config import KDAConfig
 
 
+@known("config")
 class KimiDeltaAttention(DeltaMixer):
     """One layer's token mixing, without a residual or a norm.
 
@@ -77,6 +79,7 @@ class KimiDeltaAttention(DeltaMixer):
         return y, MatrixLayerMemory(weights, carried)
 
 
+@known()
 class KDALayer(MatrixLayer):
     """Token mixing and a feed-forward sub-layer, each after a norm and with a residual.
 

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 from memspan.models.kda.config import KDAConfig
 from memspan.models.kda.layer import KDALayer
+from memspan.models.known import known
 from memspan.models.matrix.backbone import MatrixBackbone, MatrixMemory
+from memspan.models.readers import BackboneReader
 
 
 @dataclass(frozen=True, repr=False)
@@ -19,9 +21,15 @@ class KDAMemory(MatrixMemory):
     values side by side, in float32 or better."""
 
 
+@known("config")
 class KDA(MatrixBackbone[KDAMemory]):
     """The stack over vectors: ``[B, T, D]`` and a memory in, ``[B, T, D]`` and a memory out."""
 
     memory_type = KDAMemory
     layer_type = KDALayer
     config: KDAConfig
+
+    def reader_type(self) -> type[BackboneReader[KDAMemory]]:
+        from memspan.models.kda.reader import KDAReader
+
+        return KDAReader

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from memspan.models.known import known
 from memspan.models.matrix.mixer import (
     EPSILON,
     ConvolvedMixer,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from memspan.models.mamba_2.config import Mamba2Config
 
 
+@known("config")
 class Mamba2Mixer(ConvolvedMixer):
     """One layer's token mixing, without a residual or a norm before it.
 
@@ -87,6 +89,7 @@ class Mamba2Mixer(ConvolvedMixer):
         return y, MatrixLayerMemory(weights, carried)
 
 
+@known()
 class Mamba2Layer(MatrixLayer):
     """Token mixing with a norm and a residual; and a feed-forward sub-layer if ``d_ff`` is set."""
 

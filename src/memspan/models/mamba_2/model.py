@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from memspan.models.known import known
 from memspan.models.mamba_2.config import Mamba2Config
 from memspan.models.mamba_2.layer import Mamba2Layer
 from memspan.models.matrix.backbone import MatrixBackbone, MatrixMemory
+from memspan.models.readers import BackboneReader
 
 
 @dataclass(frozen=True, repr=False)
@@ -16,9 +18,15 @@ class Mamba2Memory(MatrixMemory):
     side, in float32 or better."""
 
 
+@known("config")
 class Mamba2(MatrixBackbone[Mamba2Memory]):
     """The stack over vectors: ``[B, T, D]`` and a memory in, ``[B, T, D]`` and a memory out."""
 
     memory_type = Mamba2Memory
     layer_type = Mamba2Layer
     config: Mamba2Config
+
+    def reader_type(self) -> type[BackboneReader[Mamba2Memory]]:
+        from memspan.models.mamba_2.reader import Mamba2Reader
+
+        return Mamba2Reader

@@ -14,6 +14,7 @@ from memspan.models.initialisation import initialise
 from memspan.models.matrix.mixer import MatrixLayer, MatrixLayerMemory
 from memspan.models.matrix.options import MatrixConfig
 from memspan.models.output import BackboneOutput
+from memspan.models.packing import STACK, schema_of
 from memspan.models.protocol import Backbone
 from memspan.models.segments import Documents
 from memspan.nn import count_after, dropout_layer
@@ -35,6 +36,14 @@ class MatrixMemory(Memory):
         fields = (self.weights.to(dtype).unbind(1), self.inputs.to(dtype).unbind(1))
         return [MatrixLayerMemory(*own) for own in zip(*fields, strict=True)]
 
+
+PARTS = rf"""{STACK} | layers.\d+.mixer.(A_log | dt_bias | D | norm_weight)
+    | layers.\d+.mixer.(convolution | convolution_bias)
+    | layers.\d+.mixer.(query|key|value|output_gate|beta|erase|write|step|norm|output).weight
+    | layers.\d+.mixer.(step|output_gate|decay).(up|down).weight
+    | layers.\d+.mixer.(output_gate|decay).up.bias
+"""
+"""Parameters that readers know, see :func:`memspan.models.packing.schema_of`."""
 
 M = TypeVar("M", bound=MatrixMemory)
 
@@ -65,6 +74,7 @@ class MatrixBackbone(Backbone[M]):
             # No bias of a product: zeros would forget within a few tokens.
             for parameter, value in kept:
                 parameter.copy_(value)
+        self.schema = schema_of(self, PARTS)
 
     def new_layer(self, n: int) -> MatrixLayer:
         """Layer ``n``, counted from 0."""

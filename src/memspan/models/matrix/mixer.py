@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from memspan.models.known import known
 from memspan.nn import FeedForward, dropout_layer, without_padding
 from memspan.ops.convolution import short_convolution
 from memspan.ops.fast_weights.rules import Chunking
@@ -182,6 +183,7 @@ class DeltaMixer(ConvolvedMixer):
         return beta.sigmoid() * (2 if self.config.negative_eigenvalues else 1)
 
 
+@known()
 class LowRank(nn.Module):
     """A product of low rank, ``W_up W_down x + b``.
 

@@ -45,7 +45,7 @@ static int kind_of(const Rule *f) { return f->beta.data ? REPLACES : f->erase.da
 
 typedef struct {
     int64_t n, K, V, depth, width; /* tokens; widths, and these rounded up to whole vectors */
-    REAL *q, *k, *alpha, *a, *c;   /* [TOKENS, depth]; c has a row of zeros more */
+    REAL *q, *k, *alpha, *a, *c;   /* [TOKENS, depth] */
     REAL *v, *x, *f, *y;           /* [TOKENS, width] */
     REAL beta[TOKENS];
 } Tokens;
@@ -55,13 +55,13 @@ static int64_t whole(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 /* One block, beginning at q; null if out of memory. */
 static REAL *new_tokens(Tokens *t, int64_t K, int64_t V) {
     int64_t depth = whole(K), width = whole(V);
-    REAL *at = malloc((size_t)((5 * TOKENS + 1) * depth + 4 * TOKENS * width) * sizeof(REAL));
+    REAL *at = malloc((size_t)(TOKENS * (5 * depth + 4 * width)) * sizeof(REAL));
     *t = (Tokens){.K = K, .V = V, .depth = depth, .width = width};
     REAL **parts[] = {&t->q, &t->k, &t->alpha, &t->a, &t->c, &t->v, &t->x, &t->f, &t->y};
     if (!at) return NULL;
     for (int i = 0; i < 9; i++) {
         *parts[i] = at;
-        at += i < 4 ? TOKENS * depth : i == 4 ? (TOKENS + 1) * depth : TOKENS * width;
+        at += TOKENS * (i < 5 ? depth : width);
     }
     return t->q;
 }
@@ -94,7 +94,7 @@ static void scatter(
         copy(TOKEN(*to, b, h, start + t), x + t * stride, size);
 }
 
-/* All but f, x and y, of tokens from start to the next saved memory or the end. */
+/* All but f, x and y of the next tokens from start on. */
 static void load_tokens(Tokens *t, const Rule *f, int64_t b, int64_t h, int64_t head, int64_t start) {
     int64_t left = f->steps - start, n = t->n = left < TOKENS ? left : TOKENS, K = t->K, d = t->depth;
     gather(t->q, d, &f->q, b, h, start, n, K);
@@ -115,7 +115,6 @@ static void load_tokens(Tokens *t, const Rule *f, int64_t b, int64_t h, int64_t 
         gather(t->a, d, &f->erase, b, head, start, n, K);
         gather(t->c, d, &f->lookup, b, head, start, n, K);
     }
-    memset(t->c + n * d, 0, d * sizeof(REAL));
 }
 
 /* Rows of V numbers of a memory, padded with zeros. */
@@ -130,33 +129,44 @@ static void copy_rows(
 
 /* ----- Forward */
 
+/* Token n for `vectors` vectors of columns: what stands under each channel decays, loses a found and gains
+   k x. Adds up what its query reads and, if `finds`, what the next token looks up. */
+INLINE void change_columns(
+    const Tokens *t, REAL *to, const REAL *from, int64_t n, const Lanes *found, const Lanes *x, Lanes *y,
+    Lanes *finding, const int erases, const int finds, const int64_t vectors
+) {
+    int64_t w = t->width, at = n * t->depth;
+    const REAL *q = t->q + at, *k = t->k + at, *alpha = t->alpha + at, *a = t->a + at, *next = t->c + at + t->depth;
+    for (int64_t i = 0; i < t->K; i++)
+        for (int64_t u = 0; u < vectors; u++) {
+            Lanes s = alpha[i] * ((const Lanes *)(from + i * w))[u] + k[i] * x[u];
+            if (erases) s -= a[i] * found[u];
+            ((Lanes *)(to + i * w))[u] = s;
+            y[u] += q[i] * s;
+            if (finds) finding[u] += next[i] * s;
+        }
+}
+
 /* All tokens for `vectors` vectors of columns, from column `at` on: y, f, and the memory after them. `to` may
    be `from`; both [K, width]. */
 INLINE void read_columns(
     const Tokens *t, REAL *to, const REAL *from, int64_t at, const int kind, const int64_t vectors
 ) {
-    int64_t w = t->width, K = t->K, d = t->depth;
+    int64_t w = t->width;
     Lanes found[4] = {0};
     to += at, from += at;
-    for (int64_t i = 0; kind != KEEPS && i < K; i++)
+    for (int64_t i = 0; kind != KEEPS && i < t->K; i++)
         for (int64_t u = 0; u < vectors; u++) found[u] += t->c[i] * ((const Lanes *)(from + i * w))[u];
     for (int64_t n = 0; n < t->n; n++, from = to) {
-        const REAL *q = t->q + n * d, *k = t->k + n * d, *alpha = t->alpha + n * d, *a = t->a + n * d;
-        const REAL *next = t->c + (n + 1) * d;
         Lanes y[4] = {0}, x[4], finding[4] = {0};
         for (int64_t u = 0; u < vectors; u++) {
             x[u] = ((const Lanes *)(t->v + n * w + at))[u];
             if (kind == REPLACES) x[u] = t->beta[n] * (x[u] - found[u]);
             if (kind != KEEPS) ((Lanes *)(t->f + n * w + at))[u] = found[u];
         }
-        for (int64_t i = 0; i < K; i++)
-            for (int64_t u = 0; u < vectors; u++) {
-                Lanes s = alpha[i] * ((const Lanes *)(from + i * w))[u] + k[i] * x[u];
-                if (kind == ERASES) s -= a[i] * found[u];
-                ((Lanes *)(to + i * w))[u] = s;
-                y[u] += q[i] * s;
-                if (kind != KEEPS) finding[u] += next[i] * s;
-            }
+        if (kind != KEEPS && n + 1 < t->n)
+            change_columns(t, to, from, n, found, x, y, finding, kind == ERASES, 1, vectors);
+        else change_columns(t, to, from, n, found, x, y, finding, kind == ERASES, 0, vectors);
         for (int64_t u = 0; u < vectors; u++) {
             found[u] = finding[u];
             ((Lanes *)(t->y + n * w + at))[u] = y[u];
@@ -435,3 +445,5 @@ EXPORT int backward(const Rule *f, int64_t first, int64_t end) {
     free(states);
     return can;
 }
+
+#include "step.h"

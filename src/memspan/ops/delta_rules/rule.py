@@ -27,6 +27,14 @@ last.
 
 ``reference.py`` is the equation, a loop over tokens, ``compiled.py`` the same in C; ``chunked.py`` with
 ``decays.py`` computes it by chunks of tokens.
+
+In C all decays, erasing or not, are one loop, of which :func:`~memspan.ops.delta_rule` with a decay per
+channel is a case; and so are single tokens of all models above but RWKV-7 (``step.h``). Two kinds have
+code of their own. Without a decay DPFP's features are mostly zeros, which a loop of its own skips. With
+a decay per head, or none, chunks need fewer operations in the backward pass, since the decays between
+tokens are numbers by which products of matrices can be multiplied. Forward the loop takes .67 to 1.02
+of their time; with backward it takes as long for heads of 32, 1.1 to 1.25 times as long for 64 and 1.4
+for 128. With a decay per channel there would be a number for each channel and pair of tokens.
 """
 
 from __future__ import annotations

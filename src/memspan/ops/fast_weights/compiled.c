@@ -171,12 +171,6 @@ INLINE void write_rows(
     }
 }
 
-INLINE REAL dot(const REAL *restrict a, const REAL *restrict b, int64_t size) {
-    REAL s = 0;
-    for (int64_t c = 0; c < size; c++) s += a[c] * b[c];
-    return s;
-}
-
 /* ----- Segments */
 
 /* Tokens prefetched: a head's tokens lie too far apart for the processor to predict. */

@@ -1,4 +1,4 @@
-/* The delta rule with a decay for single tokens, for compiled.c: of one head, and through a whole stack.
+/* The delta rule with a decay for single tokens of one head, for compiled.c.
 
    Columns of a memory do not depend on each other: of a few at a time it is read once, for key and query
    together, and then written. */
@@ -92,85 +92,4 @@ EXPORT int one_token(const OneToken *f, int64_t first, int64_t end) {
                 f->q + r * K, f->v + head * V, exp(f->log_decay[head]), f->beta[head], K, V
             );
     return 1;
-}
-
-/* ----- One token of every row through all layers of a Gated DeltaNet, without gradients */
-
-/* Of a layer, beside what the stack has. */
-typedef struct {
-    const REAL *convolution; /* [taps, C], the token's own last */
-    const REAL *rate, *step_bias; /* [H]: the logarithm of a decay is rate softplus(step + step_bias) */
-    const REAL *gain; /* [V] */
-    REAL *memory, *inputs; /* [B, H, K, V] and [B, taps - 1, C], written in place */
-} GatedLayer;
-
-/* The stack's heads and width are those of values. Projections are queries, keys, values, gates, and logits
-   of beta and of the decay. */
-typedef struct {
-    Stack stack;
-    int64_t key_heads, key_width, taps;
-    double beta; /* the largest */
-    double epsilon; /* inside the roots that normalise queries, keys and outputs */
-    const GatedLayer *layers;
-} GatedStep;
-
-/* x = the convolution of x [C] and the inputs before it, which move on by one. */
-INLINE void convolve_of(
-    REAL *restrict x, REAL *restrict inputs, const REAL *restrict w, int64_t C, const int64_t taps
-) {
-    for (int64_t c = 0; c < C; c++) {
-        REAL sum = w[(taps - 1) * C + c] * x[c];
-        for (int64_t i = 0; i < taps - 1; i++) {
-            REAL before = inputs[i * C + c];
-            sum += w[i * C + c] * before;
-            if (i) inputs[(i - 1) * C + c] = before;
-        }
-        if (taps > 1) inputs[(taps - 2) * C + c] = x[c];
-        x[c] = sum;
-    }
-}
-
-static void convolve(REAL *x, REAL *inputs, const REAL *w, int64_t C, int64_t taps) {
-    if (taps == 4) convolve_of(x, inputs, w, C, 4);
-    else convolve_of(x, inputs, w, C, taps);
-}
-
-/* Beyond 20 it is x itself, as in PyTorch. */
-static REAL softplus(REAL x) { return x > 20 ? x : log1p(exp(x)); }
-
-/* Rows first .. end - 1; false if out of memory. */
-EXPORT int gated_step(const GatedStep *s, const Matrices *matrices, int64_t first, int64_t end) {
-    Stack stack = s->stack;
-    int64_t D = stack.d_model, H = stack.n_heads, V = stack.width, K = s->key_width, I = H * V;
-    int64_t keys = s->key_heads * K, C = 2 * keys + I, P = stack.d_projected, share = H / s->key_heads;
-    stack.x += first * D, stack.batch = end - first;
-    Scratch t = new_scratch(&stack);
-    for (int64_t l = 0; t.z && l < stack.n_layers; l++) {
-        const GatedLayer *layer = s->layers + l;
-        project(&stack, matrices, &t, l);
-        for (int64_t b = first; b < end; b++) {
-            REAL *q = t.inside + (b - first) * P, *k = q + keys, *v = k + keys, *gate = v + I;
-            REAL *y = t.attended + (b - first) * I, *beta = gate + I, *step = beta + H;
-            convolve(q, layer->inputs + b * (s->taps - 1) * C, layer->convolution, C, s->taps);
-            for (int64_t c = 0; c < C + I; c++) q[c] *= sigmoid(q[c]);
-            for (int64_t h = 0; h < 2 * s->key_heads; h++) {
-                REAL *x = q + h * K, length = dot(x, x, K);
-                REAL by = 1 / sqrt((length + s->epsilon) * (h < s->key_heads ? K : 1));
-                for (int64_t i = 0; i < K; i++) x[i] *= by;
-            }
-            for (int64_t h = 0; h < H; h++, y += V) {
-                REAL *w = layer->memory + (b * H + h) * K * V;
-                REAL decay = exp(layer->rate[h] * softplus(step[h] + layer->step_bias[h]));
-                int64_t at = h / share * K;
-                token_of(y, NULL, w, w, k + at, q + at, v + h * V, decay, s->beta * sigmoid(beta[h]), K, V);
-                REAL by = 1 / sqrt(dot(y, y, V) / V + s->epsilon);
-                for (int64_t c = 0; c < V; c++) y[c] *= by * layer->gain[c] * gate[h * V + c];
-            }
-        }
-        after_attention(&stack, matrices, &t, l);
-    }
-    if (t.z) final_norm(&stack, &t);
-    int can = t.z != NULL;
-    free(t.z);
-    return can;
 }
