@@ -17,18 +17,7 @@ from readings import text
 
 pytestmark = pytest.mark.hardening
 
-WITHOUT = [
-    "gated2",
-    "gla",
-    "infini",
-    "kda",
-    "lstm",
-    "mamba",
-    "product",
-    "rmt",
-    "rwkv",
-    "transformer",
-]
+WITHOUT = ["infini", "lstm", "rmt", "rwkv", "transformer"]
 WITH_KERNELS = {name: case for name, case in CASES.items() if name.split("-")[0] not in WITHOUT}
 with_kernels = pytest.mark.parametrize("case", WITH_KERNELS.values(), ids=WITH_KERNELS)
 
