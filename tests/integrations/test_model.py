@@ -325,8 +325,8 @@ MISTAKES: dict[str, Callable[[Any], Any]] = {
     r"x must be a float64 tensor \[rows, length": lambda m: m(inputs_embeds=torch.zeros(1, 3, 1)),
     "output_attentions: not for this model": lambda m: m(text(1, 3), output_attentions=True),
     r"position_ids must be \[1, 3\]": lambda m: m(text(1, 3), position_ids=torch.arange(4)),
-    "each document a row of its own": lambda m: m(
-        text(1, 4), position_ids=torch.tensor([[0, 1, 0, 1]])
+    "begin anew with a document": lambda m: m(
+        text(1, 4), position_ids=torch.tensor([[0, 1, 3, 4]])
     ),
     "tokens must be an int64 tensor .* float32": lambda m: m(torch.zeros(1, 3)),
     "token .* is not in the vocabulary": lambda m: m(text(1, 3) + 90),

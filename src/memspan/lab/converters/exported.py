@@ -31,6 +31,8 @@ from memspan.models.registry import MODELS
 MODEL_TYPE = "memspan"
 """``model_type`` in their ``config.json``."""
 PREFIX = "model."
+UNTIED: dict[str, Any] = {"tie": False, "tie_projections": "none"}
+"""Options of embedding and head under ``tie_word_embeddings=False``, whatever else they are."""
 
 
 def read(folder: Path) -> Checkpoint:
@@ -46,10 +48,13 @@ def read(folder: Path) -> Checkpoint:
         )
     if type(length) is not int:
         raise MemspanError(f"{path} has no segment_length: get it again")
+    embedding = section(EmbeddingConfig, "embedding", values.get("embedding"))
+    if values.get("tie_word_embeddings") is False:
+        embedding = replace(embedding, **UNTIED)
     config: RunConfig[Any] = RunConfig(
         section(MODELS[architecture], "model", values.get("model")),
         architecture,
-        embedding=section(EmbeddingConfig, "embedding", values.get("embedding")),
+        embedding=embedding,
     )
     tokenizer = read_tokenizer(folder / "tokenizer.json")
     if values.get("vocab_size") != tokenizer.vocab_size:

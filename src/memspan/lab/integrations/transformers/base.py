@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from memspan.errors import MemspanError
 from memspan.lab.integrations.transformers.cache import MemspanCache
 from memspan.lab.integrations.transformers.config import MemspanConfig
+from memspan.lab.integrations.transformers.packed import document_starts
 from memspan.models import LanguageModel
 from memspan.models.inputs import check_tokens, check_vectors
 
@@ -54,11 +56,6 @@ class MemspanPreTrainedModel(PreTrainedModel):
         backbone, embedding = config.parts()
         self.model = LanguageModel(config.vocab_size, backbone, embedding)
         self._tied_weights_keys = _tied(self)
-        if self._tied_weights_keys and not config.tie_word_embeddings:
-            raise MemspanError(
-                "tie_word_embeddings=False: the head of this model shares its weights with the "
-                "embedding; leave it out, or train a model with --embedding.tie False"
-            )
         self._from_files = next(self.parameters()).is_meta
         longest = backbone.longest_segment or config.segment_length
         self._segment_length = min(config.segment_length, longest)
@@ -90,6 +87,7 @@ class MemspanPreTrainedModel(PreTrainedModel):
         position_ids: Tensor | None,
         targets: Tensor | None = None,
         to_keep: int = 0,
+        bounds: Mapping[str, Any] | None = None,
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Read on from ``cache``.
 
@@ -97,6 +95,8 @@ class MemspanPreTrainedModel(PreTrainedModel):
             wanted: names of ``logits [B, T, V]``, ``hidden [B, T, D]``, the head's input, and
                 ``embeddings [B, T, D]``, the backbone's.
             to_keep: columns, from the right, that are wanted (0: all).
+            bounds: of documents packed into a row, see :func:`document_starts` (None: there must not
+                be any).
 
         Returns:
             The wanted tensors; the mean auxiliary loss; bool ``[B, T]``, false at padding.
@@ -116,11 +116,15 @@ class MemspanPreTrainedModel(PreTrainedModel):
             check_tokens(own.long(), targets)
         if attention_mask is not None:
             own = own & _of_new_columns(attention_mask, own, cache.get_seq_length())
-        if position_ids is not None:
-            _check_positions(position_ids, own)
+        starts = document_starts(own, position_ids, bounds or {})
+        if bounds is None and starts is not None:
+            raise MemspanError(
+                "position_ids begin anew within a row, which is read as one text here: give each "
+                "document a row of its own"
+            )
         cache.bind(self.model, len(x))
         read = self._read if own.all() else self._read_padded
-        made, auxiliary_loss = read(cache, wanted, x, own, to_keep)
+        made, auxiliary_loss = read(cache, wanted, x, own, starts, to_keep)
         if own.numel():
             cache.count(own.shape[1], made["logits"][:, -1] if "logits" in wanted else None)
         if targets is None and self.training and auxiliary_loss.requires_grad:
@@ -140,7 +144,13 @@ class MemspanPreTrainedModel(PreTrainedModel):
         return made["embeddings"], *between, made["hidden"]
 
     def _read_padded(
-        self, cache: MemspanCache, wanted: tuple[str, ...], x: Tensor, own: Tensor, to_keep: int
+        self,
+        cache: MemspanCache,
+        wanted: tuple[str, ...],
+        x: Tensor,
+        own: Tensor,
+        starts: Tensor | None,
+        to_keep: int,
     ) -> tuple[dict[str, Tensor], Tensor]:
         """As :meth:`_read`; padding is where ``own [B, T]`` is false, and has what the row's token
         before it has."""
@@ -153,7 +163,10 @@ class MemspanPreTrainedModel(PreTrainedModel):
         # Earlier logits are not kept: those of a long prompt take gigabytes.
         unwanted = max(int(latest.min()) - 1, 0)
         own_first = own.gather(1, order)
-        made, auxiliary_loss = self._read(cache, wanted, moved, own_first, x.shape[1] - unwanted)
+        starts = None if starts is None else starts.gather(1, order)
+        made, auxiliary_loss = self._read(
+            cache, wanted, moved, own_first, starts, x.shape[1] - unwanted
+        )
         for name, y in made.items():
             first = before if name == "logits" and before is not None else torch.zeros_like(y[:, 0])
             y = torch.cat([first[:, None], y], 1)
@@ -161,9 +174,16 @@ class MemspanPreTrainedModel(PreTrainedModel):
         return made, auxiliary_loss
 
     def _read(
-        self, cache: MemspanCache, wanted: tuple[str, ...], x: Tensor, own: Tensor, to_keep: int
+        self,
+        cache: MemspanCache,
+        wanted: tuple[str, ...],
+        x: Tensor,
+        own: Tensor,
+        starts: Tensor | None,
+        to_keep: int,
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Read tokens or vectors ``x`` with padding on the right.
+        """Read tokens or vectors ``x`` with padding on the right; ``starts``, bool ``[B, T]``, is true
+        where a document begins.
 
         Returns:
             The wanted tensors of the last ``to_keep`` columns (0: all); the mean auxiliary loss.
@@ -174,7 +194,11 @@ class MemspanPreTrainedModel(PreTrainedModel):
         by_model = wanted == ("logits",) and x.dim() == 2
         # Without padding and gradients: keys and values of memory are then projected once.
         as_reader = (
-            by_model and lengths is None and not self.training and not torch.is_grad_enabled()
+            by_model
+            and lengths is None
+            and starts is None
+            and not self.training
+            and not torch.is_grad_enabled()
         )
         kept: list[dict[str, Tensor]] = []
         auxiliary_losses = [x.new_zeros((), dtype=self.dtype)] if as_reader else []
@@ -185,12 +209,13 @@ class MemspanPreTrainedModel(PreTrainedModel):
                 made["logits"] = cache.read(segment)
             else:
                 n_own = None if lengths is None else (lengths - start).clamp(0, segment.shape[1])
+                begin = None if starts is None else starts[:, start : start + segment.shape[1]]
                 if by_model:
-                    output = model(segment, cache.memory, lengths=n_own)
+                    output = model(segment, cache.memory, lengths=n_own, starts=begin)
                     made["logits"] = output.logits
                 else:
                     vectors = model._embed(segment) if x.dim() == 2 else segment
-                    output = model.backbone(vectors, cache.memory, lengths=n_own)
+                    output = model.backbone(vectors, cache.memory, lengths=n_own, starts=begin)
                     hidden = model.output_dropout(output.hidden)
                     made = {"embeddings": vectors, "hidden": hidden}
                     if "logits" in wanted:
@@ -222,7 +247,7 @@ class MemspanPreTrainedModel(PreTrainedModel):
             ):
                 raise MemspanError(
                     f"the weights lack {name} of a {type(module).__name__}: they are damaged, or of "
-                    "another config.json"
+                    "another config.json; weights that are tied have no tie_word_embeddings=False"
                 )
 
     @property
@@ -292,23 +317,6 @@ def _of_new_columns(attention_mask: Tensor, own: Tensor, n_before: int) -> Tenso
             f"all {n_before + n_columns}: it is {list(attention_mask.shape)}"
         )
     return attention_mask[:, attention_mask.shape[1] - n_columns :] != 0
-
-
-def _check_positions(position_ids: Tensor, own: Tensor) -> None:
-    """Refuse positions ``[B, T]`` or ``[1, T]`` other than those that the model reads at: each token,
-    where ``own [B, T]`` is true, one after the last."""
-    rows, n_columns = own.shape
-    if position_ids.shape not in ((n_columns,), (1, n_columns), (rows, n_columns)):
-        raise MemspanError(
-            f"position_ids must be [{rows}, {n_columns}], as the input, not "
-            f"{list(position_ids.shape)}: leave them out"
-        )
-    n_skipped = position_ids - own.cumsum(1)
-    if n_columns and ((n_skipped != n_skipped.gather(1, own.int().argmax(1)[:, None])) & own).any():
-        raise MemspanError(
-            "position_ids must rise by one from token to token: this model reads a row as one text, so "
-            "leave them out, and give each document a row of its own"
-        )
 
 
 def chosen_cache(cache: object, past_key_values: object = None) -> MemspanCache:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, cast
 from transformers import PreTrainedConfig
 
 from memspan.errors import MemspanError
+from memspan.lab.converters.exported import UNTIED
 from memspan.lab.runs.options import DEFAULT_ARCHITECTURE, section
 from memspan.models.options import BackboneConfig, EmbeddingConfig
 from memspan.models.registry import MODELS
@@ -25,13 +26,16 @@ class MemspanConfig(PreTrainedConfig):
             run's is its segment length in training.
         padding_id: an id outside of the vocabulary that is padding wherever it stands, whatever the
             attention mask says. transformers' ``pad_token_id`` would have to be in the vocabulary.
-        options: those of every config of transformers.
+        options: those of every config of transformers. ``tie_word_embeddings=False`` unties embedding
+            and head, whatever ``embedding`` says, as PEFT does when it merges what it trained of one.
 
     Raises:
         MemspanError: an unknown option, a wrong type or a value out of range.
     """
 
     model_type = "memspan"
+    auto_map: ClassVar[dict[str, str]] = {}
+    """No code comes with the weights; TRL asks every config of a class that transformers lacks."""
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["cache", "past_key_values"]
 
     def __init__(
@@ -51,7 +55,8 @@ class MemspanConfig(PreTrainedConfig):
         self.segment_length = segment_length
         self.padding_id = padding_id
         # The model says which weights are tied; without this, transformers does not ask.
-        options.setdefault("tie_word_embeddings", True)
+        if not options.setdefault("tie_word_embeddings", True):
+            self.embedding = {**self.embedding, **UNTIED}
         backbone, embeddings = self.parts()
         self.model = dataclasses.asdict(cast(Any, backbone))
         self.embedding = dataclasses.asdict(embeddings)

@@ -25,6 +25,7 @@ from memspan.lab.integrations.transformers.base import (
 )
 from memspan.lab.integrations.transformers.cache import MemspanCache
 from memspan.lab.integrations.transformers.config import MemspanConfig
+from memspan.lab.integrations.transformers.packed import bounds_in
 from memspan.models.inputs import outside
 from memspan.nn import NOT_SCORED
 
@@ -112,12 +113,15 @@ class MemspanForCausalLM(MemspanPreTrainedModel, GenerationMixin):
             inputs_embeds: ``[B, T, D]``, in place of ``input_ids``: vectors such as those that
                 ``get_input_embeddings()`` makes of tokens.
             output_hidden_states: whether to return ``hidden_states`` (None: as the config says).
-            position_ids: ``[B, T]`` or ``[1, T]``; nothing else than each token one after the last, as
-                the model reads them.
+            position_ids: ``[B, T]`` or ``[1, T]``: each token one after the last, as the model reads
+                them, or, at a row's next document, from 0 again. Nothing before a document is visible
+                from it.
             past_key_values: the name of ``cache`` before transformers 5.24.
             kwargs: ``shift_labels``, which are labels, but each in the column before, where it is
                 predicted: needed to score the first token of each segment of a stream. As in other
-                models it is not in the signature, where the trainer would ask for both kinds.
+                models it is not in the signature, where the trainer would ask for both kinds. And what
+                collators give beside packed documents, or in place of ``position_ids``: ``seq_idx``,
+                ``cu_seq_lens_q`` and others.
 
         Returns:
             ``loss``, where there are labels: mean nats per token, and in training the architecture's
@@ -134,6 +138,7 @@ class MemspanForCausalLM(MemspanPreTrainedModel, GenerationMixin):
                 f"logits_to_keep must be a number of columns, 0 for all, not {logits_to_keep!r}"
             )
         shift_labels: Tensor | None = kwargs.pop("shift_labels", None)
+        bounds = bounds_in(kwargs)
         _refuse(kwargs)
         targets = labels if shift_labels is None else shift_labels
         cache = chosen_cache(cache, past_key_values)
@@ -147,6 +152,7 @@ class MemspanForCausalLM(MemspanPreTrainedModel, GenerationMixin):
             position_ids,
             targets,
             0 if hidden_states_too else logits_to_keep,
+            bounds,
         )
         logits = made["logits"][:, -logits_to_keep:]
         loss = None
@@ -301,11 +307,12 @@ class MemspanModel(MemspanPreTrainedModel):
         Raises:
             MemspanError: an argument is not as described there.
         """
+        bounds = bounds_in(kwargs)
         _refuse(kwargs)
         cache = chosen_cache(cache, past_key_values)
         wanted = ("hidden", "embeddings")
         made, _, _ = self._read_on(
-            cache, wanted, input_ids, inputs_embeds, attention_mask, position_ids
+            cache, wanted, input_ids, inputs_embeds, attention_mask, position_ids, bounds=bounds
         )
         too = self._wants_hidden_states(output_hidden_states)
         return MemspanHiddenOutput(
