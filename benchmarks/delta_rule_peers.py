@@ -1,11 +1,11 @@
 """The delta rule against what others compute it with on a CPU, the same inputs, in float32.
 
-    python benchmarks/delta_rule_peers.py [--seconds 0.1] [--rounds 3]
+    python benchmarks/delta_rule_peers.py [--seconds 0.05] [--rounds 3]
 
 writes ``results/delta-rule.json``: how many times as much CPU time a side takes as ours (``compiled``,
 the C), forward, forward and backward together, and for one token after a memory, with a decay and
-without. "in place" is ``compiled`` with ``out=weights``. Nothing is measured unless outputs and
-gradients agree to 2e-5.
+without. Of one token, "in place" is ``compiled`` with ``out=weights``, and "reference" ours in PyTorch.
+Nothing is measured unless outputs and gradients agree to 2e-5.
 
 Sides, each where it has the rule; those whose packages are missing are left out with a line:
 
@@ -344,13 +344,17 @@ def one_token(case: Case) -> dict[str, Callable[[], list[Tensor]]]:
     log_decay = decay[0] if decay else None
 
     @torch.no_grad()
-    def read(memory: Tensor, out: Tensor | None) -> list[Tensor]:
+    def read(memory: Tensor, **options: Any) -> list[Tensor]:
         y, after = delta_rule(
-            q, k, v, beta, memory, log_decay=log_decay, feature_map=case.feature_map, out=out
+            q, k, v, beta, memory, log_decay=log_decay, feature_map=case.feature_map, **options
         )
         return [y.transpose(1, 2), after]
 
-    calls = {OURS: lambda: read(before, None), "in place": lambda: read(own, own)}
+    calls = {
+        OURS: lambda: read(before),
+        "in place": lambda: read(own, out=own),
+        "reference": lambda: read(before, implementation="reference"),
+    }
     if case.decay:
         from transformers.models.qwen3_next.modeling_qwen3_next import (
             torch_recurrent_gated_delta_rule,
@@ -403,7 +407,9 @@ def measure(case: Case, work: str, names: list[str], options: Any) -> list[dict[
 
 def main() -> None:
     parser = timing.parser(__doc__, rounds=3, results="delta-rule.json")
-    parser.add_argument("--seconds", type=float, default=0.1, help="of a side's turn (%(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=0.05, help="of a side's turn (%(default)s)"
+    )
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES), metavar="SIDE")
     options = parser.parse_args()
     names = [OURS, *(name for name in options.sides if name != OURS)]

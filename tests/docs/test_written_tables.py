@@ -20,9 +20,9 @@ from stateful_laws import OUT, PAGE, TORCH, TYPE
 MEASURED = sorted((ROOT / "docs" / "measured").glob("*.md"))
 RESULTS = """
 latest no-compiler one-token one-token-avx512 feedback-dropout feedback-options paper
-gated-delta-net gated-delta-rule
+gated-delta-net delta-rule
 """
-OF = {"gated-delta-rule": "gated_delta_net"}
+OF = {"delta-rule": "gated_delta_net"}
 """Architecture of rows that name none; otherwise the options of Feedback."""
 
 

@@ -322,19 +322,22 @@ def test_memory_between_tokens_is_not_kept(implementation: str, rule: str) -> No
 
 
 @pytest.mark.parametrize("width", [4, 40])
+@pytest.mark.parametrize("rule", ["gated", "delta"])
 @fast
-def test_step_without_gradients_matches_the_reference(implementation: str, width: int) -> None:
+def test_step_without_gradients_matches_the_reference(
+    implementation: str, rule: str, width: int
+) -> None:
     """A path of its own in C: of heads that share keys, cut from a longer text."""
-    t = inputs("gated", 4, n_heads=6, width=width, key_heads=2)
+    t = inputs(rule, 4, n_heads=6, width=width, key_heads=2)
     one = {name: x if name == "weights" else x[:, :, 2:3] for name, x in t.items()}
     one["weights"] = one["weights"].mT.contiguous().mT
-    expected = read("gated", repeated(one), implementation="reference")
-    assert_all_same(read("gated", one, implementation=implementation), expected, 1e-11)
+    expected = read(rule, repeated(one), implementation="reference")
+    assert_all_same(read(rule, one, implementation=implementation), expected, 1e-11)
     if implementation == "compiled":
         given = RuleInputs(**one, feature_map=None, chunking=Chunking())
         assert compiled.read_one(given) is not None
         for wrong in (
-            {"log_decay": -given.log_decay},
+            {"log_decay": torch.ones_like(given.beta)},
             {"beta": given.beta[:, :1]},
             {"k": given.k.float()},
             {"q": given.q.clone().requires_grad_()},

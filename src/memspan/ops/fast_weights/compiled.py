@@ -99,15 +99,21 @@ _ONE_TOKEN = struct.Struct("3q 8q")
 
 
 def read_one(inputs: RuleInputs) -> tuple[Tensor, Tensor] | None:
-    """A single token with a decay: checks one by one, a graph and views would take most of its time.
+    """A single token of the delta rule: checks one by one, a graph and views would take most of its
+    time.
 
     None unless all is as it must be and nothing is recorded: :func:`run` serves everything else.
     """
     q, k, v, beta, before, feature_map, chunking, log_decay, out, _ = inputs
-    if beta is None or log_decay is None or feature_map is not None or chunking.size < 1:
+    if torch.compiler.is_compiling() or type(beta) is not Tensor:
         return None
+    if feature_map is not None or chunking.size < 1:
+        return None
+    if log_decay is None:
+        # As in run.
+        log_decay = torch.zeros_like(beta)
     tensors = (q, k, v, beta, log_decay, before, before if out is None else out)
-    if torch.compiler.is_compiling() or {*map(type, tensors)} != {Tensor} or _recorded(tensors):
+    if {*map(type, tensors)} != {Tensor} or _recorded(tensors):
         return None
     dtype = v.dtype
     sizes = (*q.shape, *v.shape[1::2])

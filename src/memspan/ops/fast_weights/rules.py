@@ -310,7 +310,7 @@ def delta_rule(
     chunking = chunking or _CHUNKING
     inputs = RuleInputs(q, k, v, beta, weights, feature_map, chunking, log_decay, out, starts)
     read = None
-    if log_decay is not None and starts is None and implementation in (None, "compiled"):
+    if starts is None and implementation in (None, "compiled"):
         read = _read_one(inputs)
     if read is None:
         # Only fla's kernels take a memory of another type.
