@@ -153,6 +153,10 @@ def test_pages_are_light() -> None:
     ("words", "found"),
     [
         ("relative shift", "annotated/transformer_xl.html"),
+        ("linear attention", "path.html"),
+        ("KV cache", "path.html"),
+        ("associative recall", "recall.html"),
+        ("WY", "annotated/delta_rule.html"),
         ("compression", "compressive.html"),
         ("initial_memory", "reference/"),
     ],

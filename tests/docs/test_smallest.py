@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ import learn
 import mamba_2
 import pytest
 import relative_attention
+import remember
 import rmt
 import rwkv_7
 import torch
@@ -30,6 +32,7 @@ import transformer_xl
 from torch import Tensor
 from torch.nn.functional import pad
 
+from docsite.standalone import standalone
 from memspan import models
 from memspan.ops import relative
 from memspan.ops.fast_weights import rules
@@ -82,6 +85,56 @@ def test_trains(
     carried, emptied = ends
     assert emptied[0] > carried[-1]
     assert carried != emptied
+
+
+LESSONS = ["transformer_xl", "compressive", "feedback", "fast_weights", "gated_delta_net"]
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_a_lessons_program_stands_alone(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Copied from the page it reads as the files do, and trains."""
+    program = standalone(f"docs/annotated/smallest/{name}.py")
+    assert "from learn" not in program
+    assert "from transformer_xl" not in program
+    copied: dict[str, Any] = {"__name__": "copied"}
+    exec(compile(program, name, "exec"), copied)
+    x = torch.randn(3, 32)
+    outputs = []
+    for small in (copied["small"], sys.modules[name].small):
+        torch.manual_seed(0)
+        segment, _, empty = small()
+        outputs.append(segment(x, empty)[0])
+    assert torch.equal(*outputs)
+    copied["RHYME"] = copied["RHYME"][:10]
+    copied["learn"](*copied["small"](), rounds=1)
+    assert capsys.readouterr().out.count("nats per letter") == 2
+    assert program.rstrip().splitlines()[-1].lstrip().startswith("learn(*small()")
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_a_smallest_version_is_trained_on_recall(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(remember, "N_TEXTS", 2)
+    monkeypatch.setattr(remember, "N_SCORED", 3)
+    remember.recall(sys.modules[name], updates=1)
+    shares = re.findall(r"written 1 to 1 tokens ago: (\d+)% right", capsys.readouterr().out)
+    assert len(shares) == 1
+
+
+def test_streams_ask_for_what_was_written_last() -> None:
+    keys, values, answers, distances = remember.write_stream(300)
+    asked = 0
+    for t, (key, value, answer, back) in enumerate(
+        zip(keys, values, answers, distances, strict=True)
+    ):
+        before = [i for i in range(t) if keys[i] == key and values[i] >= 0]
+        if value < 0 and before:
+            assert (answer, back) == (values[before[-1]], t - before[-1])
+            asked += 1
+        else:
+            assert (answer, back) == (-1, 0)
+    assert asked > 100
 
 
 def close(found: Any, expected: Any) -> None:

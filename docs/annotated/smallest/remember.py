@@ -1,4 +1,4 @@
-"""Trains a smallest version to recall what was written some tokens ago: `recall.py transformer_xl`.
+"""Trains a smallest version to recall what was written some tokens ago: `remember.py transformer_xl`.
 
 A token writes a value under a key, or asks for the value last written under one. Sixteen texts are read
 side by side: `torch.vmap` makes of a program for one text a program for many.
