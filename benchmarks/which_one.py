@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from statistics import mean, median
@@ -126,8 +127,63 @@ def recalled(model: str, distance: int) -> str:
     return f"{100 * mean(nearest):.0f} %"
 
 
+ABLE = {
+    "transformer-xl": "Transformer-XL",
+    "feedback": "Feedback",
+    "fast-weights-delta": "Fast Weights",
+    "gated-delta-net": "Gated DeltaNet",
+    "gated-delta-net-negative": "Gated DeltaNet, β to 2",
+    "kda": "Kimi Delta Attention",
+    "gated-delta-net-2": "Gated DeltaNet 2",
+    "delta-product": "DeltaProduct",
+    "rwkv-7": "RWKV-7",
+    "memspan-mamba-2": "Mamba-2",
+    "gla": "GLA",
+    "retention": "RetNet",
+    "infini": "Infini-attention",
+    "rmt": "RMT",
+    "armt": "ARMT",
+    "lstm": "LSTM",
+    "transformer": "Transformer, no memory",
+}
+"""Models of the four tasks, and their titles."""
+TASKS = {"mqar": "many keys", "parity": "parity", "s3": "S3"}
+
+
+def share(values: list[float]) -> str:
+    """Mean of the seeds, and their least and most, in %."""
+    if not values:
+        return "not tried"
+    least, most = (f"{100 * end:.0f}" for end in (min(values), max(values)))
+    return f"{100 * mean(values):.0f}" + (f" ({least} to {most})" if least != most else "")
+
+
+def abilities() -> str:
+    """A table of what small models learned of four tasks, a column for each that was tried."""
+    folder = page_tables.DOCS / "recall"
+    recall = [r for r in trainings.rows_in(folder / "recall.json") if r["panel"] == "today"]
+    others = [r for r in trainings.rows_in(folder / "synthetic.json") if r["seed"]]
+    columns: dict[str, dict[str, list[float]]] = {}
+    for distance in (9, 50, 150, 1000):
+        column = columns.setdefault(f"recall at {distance:,}", defaultdict(list))
+        for row in recall:
+            near = min(row["curve"], key=lambda point: abs(point[0] - distance))
+            column[row["model"]].append(near[1])
+    for row in others:
+        # The longest sequences that were read.
+        length, right = [*row["right"].items()][-1]
+        title = f"{TASKS[row['task']]}, {length} tokens"
+        columns.setdefault(title, defaultdict(list))[row["model"]].append(right)
+    lines = [["right, %", *columns]]
+    for model, title in ABLE.items():
+        cells = [share(column[model]) for column in columns.values()]
+        if {*cells} != {"not tried"}:
+            lines.append([title, *cells])
+    return page_tables.markdown(lines)
+
+
 def tables() -> dict[str, str]:
-    """The page's tables, a row for each architecture: what it gives, what it costs."""
+    """The page's tables, a row for each architecture: what it gives, what it costs, what it can."""
     measured = json.loads((RESULTS / "which-one.json").read_text())
     gives = [["gives", "nats per byte", "recall at 50", "at 150", "at 1,000 tokens"]]
     costs = [["costs", "train, µs/token", "read", "write", "memory", "per token in it"]]
@@ -144,7 +200,7 @@ def tables() -> dict[str, str]:
     where = measured["machine"]
     ran_on = f"Costs: one core of an {where['cpu']}, {where['capability']}, {where['date']}."
     parts = (page_tables.markdown(gives), page_tables.markdown(costs), ran_on)
-    return {"gives and costs": "\n\n".join(parts)}
+    return {"gives and costs": "\n\n".join(parts), "abilities": abilities()}
 
 
 def main() -> None:
