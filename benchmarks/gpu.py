@@ -36,8 +36,7 @@ import timing
 from memspan.devices import device_for
 from memspan.errors import MemspanError
 from on_gpu import attention, models
-from on_gpu.attention import one_line
-from on_gpu.jobs import Job, measured, predicted
+from on_gpu.jobs import Job, measured, one_line, predicted
 from on_gpu.tests import TESTS, tested
 from timing import machine
 
@@ -63,7 +62,7 @@ class Part:
 
 def parts() -> dict[str, Part]:
     """By name, those first whose results nobody has."""
-    found = {"accuracy": Part(90, run=lambda device, _: attention.accuracy(device))}
+    found = {"accuracy": Part(90, run=_accuracy)}
     for name in attention.SIZES:
         found[f"attention-{name}"] = Part(60, partial(attention.jobs_of, name))
     for name in models.ARCHITECTURES:
@@ -73,6 +72,11 @@ def parts() -> dict[str, Part]:
         found[name] = Part(seconds, run=partial(_tests, name))
     assert TESTS.keys() <= found.keys()
     return found
+
+
+def _accuracy(device: torch.device, _: str | None) -> Iterator[Row]:
+    yield from attention.accuracy(device)
+    yield from models.accuracy(device)
 
 
 def _tests(name: str, device: torch.device, only: str | None) -> Iterator[Row]:
@@ -144,11 +148,21 @@ def environment(device: str) -> dict[str, str]:
     if device == "cpu":
         found["TRITON_INTERPRET"] = "1"
     elif KERNELS.exists():
-        # A folder that Triton may write to.
         cache = Path(tempfile.gettempdir(), "memspan-gpu-kernels")
-        shutil.copytree(KERNELS, cache, dirs_exist_ok=True)
+        place(KERNELS, cache)
         found.setdefault("TRITON_CACHE_DIR", str(cache))
     return found
+
+
+def place(kernels: Path, cache: Path) -> None:
+    """Copy a cache of Triton's, or what is left of it, to where Triton may write: it names its files by
+    their whole paths."""
+    shutil.copytree(kernels, cache, dirs_exist_ok=True)
+    for path in cache.glob("*/__grp__*.json"):
+        names = json.loads(path.read_text())["child_paths"]
+        files = [path.parent / name for name in names]
+        here = {file.name: str(file) for file in files if file.exists()}
+        path.write_text(json.dumps({"child_paths": here}))
 
 
 def described(device: torch.device) -> Row:

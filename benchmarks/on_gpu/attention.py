@@ -7,13 +7,12 @@ from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from memspan.ops import relative_kernel
+import relative_kernel as proofs
 from memspan.ops.limits import Limits
 from memspan.ops.relative import (
     Positions,
@@ -25,15 +24,12 @@ from memspan.ops.relative import (
 )
 from on_gpu.jobs import (
     ASK,
-    ASK_FOR_PROGRAM,
-    BYTES_PER_SECOND,
-    OPERATIONS_PER_SECOND,
+    ATTENTION_OPERATIONS_PER_SECOND,
     START,
     Call,
-    Counting,
     Job,
     Predicted,
-    as_on_a_gpu,
+    one_line,
 )
 
 SIZES = {
@@ -124,11 +120,12 @@ def x_transformers(given: Given, mask: Tensor) -> Tensor:
 
 
 _made: dict[str, Any] = {}
+PLAIN = "SDPA without positions"
 SIDES: dict[str, Side] = {
     "triton": partial(ours, "triton"),
     "step 1": step_1,
     "fused": partial(ours, "fused"),
-    "SDPA without positions": plain,
+    PLAIN: plain,
     "labml-nn": labml,
     "x-transformers, T5 bias": x_transformers,
 }
@@ -184,7 +181,7 @@ def jobs_of(name: str, toy: bool) -> list[Job]:
         Job(
             f"{side}, {str(dtype).removeprefix('torch.')}, {'training' if both else 'forward'}",
             partial(prepare, side, size, dtype, both),
-            programs=programs(side, size, dtype, both),
+            programs=plain_programs(size, dtype, both) if side == PLAIN else None,
         )
         for dtype in types
         for both in (False, True)
@@ -192,67 +189,24 @@ def jobs_of(name: str, toy: bool) -> list[Job]:
     ]
 
 
-def programs(
-    side: str, size: tuple[int, ...], dtype: torch.dtype, backward: bool
-) -> Predicted | None:
-    """Predictions of ours and of torch's kernel; None: counting says."""
+def plain_programs(size: tuple[int, ...], dtype: torch.dtype, backward: bool) -> Predicted:
+    """Torch's attention by limits in place of a mask, which cannot be asked for without a GPU."""
     batch, n_heads, n_queries, n_keys, width = size
     pairs = batch * n_heads
     # Half of the segment's own part is in the future.
-    seen = pairs * n_queries * (n_keys - n_queries / 2)
-    one_product = 2 * seen * width
-    row_bytes = pairs * width * dtype.itemsize
-    if side == "SDPA without positions":
-        rate = 3.5e14 if dtype == torch.bfloat16 else 2e13
-        # Recomputed scores make five products of the backward's four.
-        products = (7 if backward else 2) * one_product
-        written = row_bytes * (n_queries * (4 if backward else 1) + 2 * n_keys * backward)
-        asking = (8 if backward else 3) * ASK
-        return Predicted(products / rate + 4 * START, asking, int(written))
-    if side != "triton" or find_spec("triton") is None:
-        return None
-    from memspan.ops.relative_kernel import launch
-
-    shape = launch.Shape(batch, n_heads, n_queries, n_keys, width, width)
-    blocks = len(list(shape.blocks(launch.plan(dtype, width).forward.queries)))
-    rate = 2.5e14 if dtype == torch.bfloat16 else 2e13
-    term = 2 * pairs * n_queries * n_keys * width / OPERATIONS_PER_SECOND[dtype]
-    # P and its gradient: all blocks together.
-    once = pairs * n_queries * n_keys * dtype.itemsize / BYTES_PER_SECOND
-    folded = 4 * row_bytes * n_queries / BYTES_PER_SECOND
-    # A product writes P and a program reads it, or multiplies for as long.
-    seconds = folded + max(once, term) + max(once, 2 * one_product / rate)
-    launches = 6 + 2 * blocks
-    if backward:
-        # Computed again, read twice; its gradient is zeroed, written, and read three times.
-        seconds += max(once, term) + once + max(2 * once, 3 * one_product / rate)
-        seconds += max(once, 4 * one_product / rate) + 2 * max(once, term) + once
-        launches += 20 + 16 * blocks
-    asking = launches * ASK + (3 if backward else 1) * blocks * ASK_FOR_PROGRAM
-    n_bytes = bytes_of_programs(size, dtype, backward)
-    return Predicted(seconds + launches * START, asking, n_bytes)
-
-
-def bytes_of_programs(size: tuple[int, ...], dtype: torch.dtype, backward: bool) -> int:
-    """The most bytes that are alive at once while our programs run, which here do nothing."""
-    from memspan.ops.relative_kernel import kernel
-
-    nothing = mock.MagicMock()
-    names = ("forward", "backward_queries", "backward_keys")
-    with (
-        mock.patch.multiple(kernel, **dict.fromkeys(names, nothing)),
-        mock.patch.object(relative_kernel, "obstacle", return_value=None),
-        as_on_a_gpu(),
-        Counting(),
-    ):
-        call = prepare("triton", size, dtype, backward, torch.device("cpu"))
-        with Counting() as counting:
-            call()
-    return counting.peak
+    one_product = 2 * pairs * n_queries * (n_keys - n_queries / 2) * width
+    rate = ATTENTION_OPERATIONS_PER_SECOND[True] if dtype == torch.bfloat16 else 2e13
+    # Recomputed scores make five products of the backward's four.
+    products = (7 if backward else 2) * one_product
+    rows = n_queries * (4 if backward else 1) + 2 * n_keys * backward
+    asking = (8 if backward else 3) * ASK
+    return Predicted(products / rate + 4 * START, asking, pairs * width * dtype.itemsize * rows)
 
 
 def accuracy(device: torch.device) -> Iterator[dict[str, Any]]:
     """The largest difference of outputs and gradients from the reference in float64."""
+    if device.type == "cpu" and find_spec("triton") is not None:
+        proofs.let_bfloat16_multiply()
     mask = causal(ACCURACY, torch.device("cpu"))
     for dtype in LIMITS:
         given = drawn(ACCURACY, dtype, device)
@@ -282,8 +236,3 @@ def accuracy(device: torch.device) -> Iterator[dict[str, Any]]:
 def results(side: Side, given: Given, mask: Tensor, upstream: Tensor) -> list[Tensor]:
     out = side(given, mask)
     return [out.detach(), *torch.autograd.grad(out, list(given.values()), upstream)]
-
-
-def one_line(error: BaseException) -> str:
-    """The kind of an error and the first line of its message."""
-    return f"{type(error).__name__}: {error}".splitlines()[0][:300]

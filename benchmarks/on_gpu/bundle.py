@@ -70,6 +70,10 @@ def made(dist: Path, python: str) -> Path:
     subprocess.run(
         [python, script, "cache", bundle / "kernels"], check=True, env=environment, cwd=ROOT
     )
+    # What it is compiled from, and on the way: to load a program its binary is enough.
+    for path in (bundle / "kernels").glob("*/*"):
+        if path.suffix not in (".cubin", ".hsaco", ".json"):
+            path.unlink()
     return bundle
 
 

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from statistics import median
 from typing import Any, NamedTuple
 from unittest import mock
@@ -21,18 +22,22 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 
 from memspan import devices
 from memspan.native import library
-from memspan.ops import relative
+from memspan.ops import relative, relative_kernel
 from works import FORMULAS
 
 BYTES_PER_SECOND = 2.8e12
 """Of an H100's memory, whose data sheet says 3.35e12."""
 OPERATIONS_PER_SECOND = {torch.float32: 4e13, torch.bfloat16: 6e14}
 """Multiplications and additions in products, by type; 6.7e13 and 9.9e14 by the data sheet."""
+PROGRAM_OPERATIONS_PER_SECOND = {torch.float32: 2e13, torch.bfloat16: 2.5e14}
+"""Those of our Triton programs."""
+ATTENTION_OPERATIONS_PER_SECOND = {True: 3.5e14, False: 1.2e14}
+"""Those of torch's attention: flash attention's, and the kernel's that takes a bias."""
 START = 2e-6
 """Seconds before an operation of the device does anything."""
 ASK = 5e-6
@@ -124,6 +129,7 @@ class Counting(TorchDispatchMode):
         super().__init__()
         self.operations = 0
         self.views = 0
+        self.programs = 0
         self.seconds = 0.0
         self.peak = 0
         self._alive = 0
@@ -152,10 +158,20 @@ class Counting(TorchDispatchMode):
         seconds = n_bytes / BYTES_PER_SECOND
         if whole in FORMULAS:
             rate = OPERATIONS_PER_SECOND.get(made[0].dtype, OPERATIONS_PER_SECOND[torch.float32])
+            if "attention" in whole:
+                rate = min(rate, ATTENTION_OPERATIONS_PER_SECOND["flash" in whole])
             products: int = FORMULAS[whole](*args, **kwargs, out_val=result)
             seconds = max(seconds, products / rate)
         self.seconds += START + seconds
         return result
+
+    def add_program(self, given: tuple[Any, ...], products: float) -> None:
+        """A Triton program with these arguments, which multiplies and adds so often."""
+        tensors = [t for t in given if isinstance(t, Tensor)]
+        rate = PROGRAM_OPERATIONS_PER_SECOND[tensors[0].dtype]
+        n_bytes = sum(t.nbytes for t in tensors)
+        self.programs += 1
+        self.seconds += START + max(n_bytes / BYTES_PER_SECOND, products / rate)
 
     def _note(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
@@ -167,6 +183,26 @@ class Counting(TorchDispatchMode):
 
     def _forget(self, key: int) -> None:
         self._alive -= self._storages.pop(key)
+
+
+class Unlaunched:
+    """A program of relative attention that is counted in place of being launched."""
+
+    def __init__(self, products: int) -> None:
+        self.products = products
+        """Products of queries or their gradients with keys or values."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return self._launch
+
+    def _launch(self, *given: Any, **_: Any) -> None:
+        q, k = given[:2]
+        n_queries, n_keys = q.shape[2], k.shape[2]
+        # Half of the segment's own part is in the future.
+        products = 2 * self.products * q.numel() * (n_keys - n_queries / 2)
+        for mode in _get_current_dispatch_mode_stack():
+            if isinstance(mode, Counting):
+                mode.add_program(given, products)
 
 
 def gpu_attention(
@@ -199,6 +235,13 @@ def as_on_a_gpu() -> Iterator[None]:
             (torch.nn.functional, "scaled_dot_product_attention", gpu_attention),
         ):
             stack.enter_context(mock.patch.object(module, name, instead))
+        if find_spec("triton") is not None:
+            from memspan.ops.relative_kernel import kernel
+
+            found = mock.patch.object(relative_kernel, "obstacle", return_value=None)
+            stack.enter_context(found)
+            for name, products in (("forward", 2), ("backward_queries", 3), ("backward_keys", 4)):
+                stack.enter_context(mock.patch.object(kernel, name, Unlaunched(products)))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         yield
 
@@ -215,6 +258,7 @@ def predicted(job: Job) -> dict[str, Any]:
         with Counting() as counting:
             call()
     asking = counting.operations * ASK + counting.views * ASK_FOR_VIEW
+    asking += counting.programs * ASK_FOR_PROGRAM
     if job.captured is not None:
         asking = ASK_FOR_GRAPH
     return Predicted(counting.seconds, asking, counting.peak).row()
@@ -223,3 +267,8 @@ def predicted(job: Job) -> dict[str, Any]:
 def significant(x: float) -> float:
     """``x`` to three digits."""
     return float(f"{x:.3g}") if math.isfinite(x) else x
+
+
+def one_line(error: BaseException) -> str:
+    """The kind of an error and the first line of its message."""
+    return f"{type(error).__name__}: {error}".splitlines()[0][:300]

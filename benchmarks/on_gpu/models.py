@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +14,7 @@ from torch import Tensor
 from memspan.models import LanguageModel
 from memspan.models.registry import MODELS
 from memspan.ops.fast_weights.rules import delta_rule
-from on_gpu.jobs import ASK_FOR_PROGRAM, Call, Job, Predicted
+from on_gpu.jobs import ASK_FOR_PROGRAM, Call, Job, Predicted, one_line
 from peers.gpt import GPT
 from peers.side import VOCAB_SIZE, Size
 from works import autocast
@@ -21,6 +23,10 @@ SIZE = Size(512, 8, 2, 2048, segment_length=512, memory_length=512, batch_size=1
 SHORT = replace(SIZE, segment_length=32, memory_length=32, batch_size=64)
 """Of architectures that read one token after the other."""
 TOY = Size(16, 2, 1, 32, segment_length=6, memory_length=4, batch_size=2)
+SMALL = Size(64, 2, 2, 128, segment_length=24, memory_length=24, batch_size=2)
+"""Where numbers are compared."""
+MOST = 1e-4
+"""The largest difference that is allowed in float32, of a whole model."""
 RULE = (4, 8, 512, 128)
 """``[B, H, T, K]`` of the gated delta rule."""
 FEEDBACK = {
@@ -150,6 +156,52 @@ def training_job(
     how = partial(training, architecture, size, precision)
     programs = FEEDBACK.get(implementation or "") if architecture == "feedback" else None
     return Job(f"training, {precision}{by}", partial(how, implementation), tokens, programs)
+
+
+def accuracy(device: torch.device) -> Iterator[dict[str, Any]]:
+    """How far what is only chosen by name is from what is chosen by itself, in float32: losses and
+    gradients of a segment, and logits of single tokens."""
+    # The interpreter takes minutes for more.
+    size = TOY if device.type == "cpu" else SMALL
+    generator = torch.Generator().manual_seed(0)
+    shape = (size.batch_size, size.segment_length)
+    tokens = torch.randint(VOCAB_SIZE, shape, generator=generator).to(device)
+
+    def trained(model: LanguageModel, implementation: str) -> list[Tensor]:
+        memory = model(tokens).memory.detach()
+        output = model(tokens, memory, targets=tokens, implementation=implementation)
+        return [output.losses, *torch.autograd.grad(output.loss, list(model.parameters()))]
+
+    def told(model: LanguageModel, graph: bool) -> list[Tensor]:
+        reader = model.reader(batch_size=len(tokens), **({"cuda_graph": True} if graph else {}))
+        reader.read(tokens)
+        return [reader.read(tokens[:, n : n + 1]) for n in range(3)]
+
+    for architecture, name in (
+        ("transformer-xl", "triton"),
+        ("feedback", "graph"),
+        ("feedback", "triton"),
+    ):
+        model = on(device, made(architecture, size))
+        ours = partial(trained, model, name)
+        yield compared(f"{architecture}, {name}, error", ours, partial(trained, model, "fused"))
+    for architecture in MODELS:
+        model = on(device, made(architecture, size)).eval()
+        ours = partial(told, model, True)
+        yield compared(f"{architecture}, CUDA graph, error", ours, partial(told, model, False))
+
+
+def compared(
+    what: str, ours: Callable[[], list[Tensor]], others: Callable[[], list[Tensor]]
+) -> dict[str, Any]:
+    """A row with the largest difference, as a part of the largest number or of 1."""
+    try:
+        pairs = zip(ours(), others(), strict=True)
+        worst = max(((a - b).abs().max() / b.abs().max().clamp(min=1)).item() for a, b in pairs)
+    except Exception as error:
+        return {"what": what, "error": one_line(error)}
+    row = {"what": what, "difference": worst, "at_most": MOST}
+    return row if worst < MOST else row | {"error": f"differs by {worst:.1e}"}
 
 
 def rule_jobs(toy: bool) -> list[Job]:

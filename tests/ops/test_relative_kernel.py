@@ -124,13 +124,13 @@ def test_the_programs_are_an_operator_of_graphs_and_models() -> None:
 
 
 @needs_triton
-@pytest.mark.parametrize("size", ["small", "middle", "large"])
+@pytest.mark.parametrize("size", ["middle", "large"])
 def test_the_programs_need_a_third_of_the_memory_of_step_1(size: str) -> None:
     """Counted without a GPU: nothing is computed."""
     from on_gpu import attention
 
-    (theirs,) = (
-        job for job in attention.jobs_of(size, False) if job.what == "step 1, bfloat16, training"
+    by_name = {job.what: job for job in attention.jobs_of(size, False)}
+    ours, theirs = (
+        predicted(by_name[f"{side}, bfloat16, training"])["mib"] for side in ("triton", "step 1")
     )
-    allocated = attention.bytes_of_programs(attention.SIZES[size], torch.bfloat16, backward=True)
-    assert allocated / 2**20 < predicted(theirs)["mib"] / 3
+    assert ours < theirs / 3

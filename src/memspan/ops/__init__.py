@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from memspan.ops.feedback.attention import span_mask as span_mask
     from memspan.ops.feedback.buffers import FoldedWeights as FoldedWeights
     from memspan.ops.feedback.recurrence import feedback_recurrence as feedback_recurrence
+    from memspan.ops.limits import Limits as Limits
     from memspan.ops.relative import Positions as Positions
     from memspan.ops.relative import attention_weights as attention_weights
     from memspan.ops.relative import relative_attention as relative_attention
@@ -58,6 +59,7 @@ __all__, __getattr__, __dir__ = lazily(
         "memspan.ops.feedback.buffers": ("FoldedWeights",),
         "memspan.ops.feedback.recurrence": ("feedback_recurrence",),
         "memspan.ops.delta_rules.rule": ("generalized_delta_rule",),
+        "memspan.ops.limits": ("Limits",),
         "memspan.ops.relative": ("Positions", "attention_weights", "relative_attention"),
     },
 )

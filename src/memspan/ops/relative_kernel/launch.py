@@ -191,32 +191,55 @@ def backward(given: Inputs, out: Tensor, totals: Tensor, d_out: Tensor) -> tuple
     d_out = with_rows(d_out)
     out = out.transpose(0, 1)
     n_heads = shape.n_heads
-    d_q = empty(given.q, n_heads, shape.n_rows, shape.n_queries, shape.width)
-    d_k = empty(given.q, n_heads, shape.n_rows, shape.n_keys, shape.width)
-    d_v = empty(given.q, n_heads, shape.n_rows, shape.n_keys, shape.value_width)
-    # Sums over rows, which may be in several blocks.
-    d_keys = torch.zeros_like(given.keys, dtype=torch.float32)
-    d_scores = torch.zeros_like(given.scores, dtype=torch.float32)
+    found = Gradients(
+        q=empty(given.q, n_heads, shape.n_rows, shape.n_queries, shape.width),
+        k=empty(given.q, n_heads, shape.n_rows, shape.n_keys, shape.width),
+        v=empty(given.q, n_heads, shape.n_rows, shape.n_keys, shape.value_width),
+        # Sums over rows, which may be in several blocks.
+        keys=torch.zeros_like(given.keys, dtype=torch.float32),
+        scores=torch.zeros_like(given.scores, dtype=torch.float32),
+    )
     with torch.cuda.device_of(given.q):
         for heads, rows in shape.blocks(tiles.forward.queries):
-            part = given.part(heads, rows)
             block = (heads, rows)
-            d_term = backward_programs(
-                part, part.position_term(), out[block], totals[block], d_out[rows, heads],
-                d_q[block], d_k[block], d_v[block], tiles,
-            )  # fmt: skip
-            d_term = d_term.flatten(1, 2)
-            # A block of some rows has one head: its own part is contiguous in either case.
-            own = d_q[block].flatten(1, 2)
-            own += torch.bmm(d_term, part.keys)
-            of_heads = part.q.transpose(0, 1).flatten(1, 2)
-            d_keys[heads] += torch.bmm(d_term.transpose(1, 2), of_heads)
-            d_scores[heads] += d_term.sum(1, dtype=torch.float32)
+            part = given.part(heads, rows)
+            own = found.part(heads, rows)
+            _add_gradients(part, out[block], totals[block], d_out[rows, heads], own, tiles)
     return (
-        *(d.transpose(0, 1) for d in (d_q, d_k, d_v)),
-        d_keys.to(given.keys.dtype),
-        d_scores.to(given.scores.dtype),
+        *(d.transpose(0, 1) for d in found[:3]),
+        found.keys.to(given.keys.dtype),
+        found.scores.to(given.scores.dtype),
     )
+
+
+class Gradients(NamedTuple):
+    """Gradients of :class:`Inputs`, heads before rows."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    keys: Tensor
+    scores: Tensor
+
+    def part(self, heads: slice, rows: slice) -> Gradients:
+        """Those of some heads of some rows."""
+        q, k, v = (d[heads, rows] for d in self[:3])
+        return Gradients(q, k, v, self.keys[heads], self.scores[heads])
+
+
+def _add_gradients(
+    part: Inputs, out: Tensor, totals: Tensor, d_out: Tensor, found: Gradients, tiles: Plan
+) -> None:
+    """Write the gradients of a block, and add those that all rows share. ``P`` and its gradient live no
+    longer."""
+    d_term = backward_programs(part, part.position_term(), out, totals, d_out, found, tiles)
+    d_term = d_term.flatten(1, 2)
+    # A block of some rows has one head: its own part is contiguous in either case.
+    d_q = found.q.view(*d_term.shape[:2], -1)
+    d_q += torch.bmm(d_term, part.keys)
+    heads = part.q.transpose(0, 1).flatten(1, 2)
+    found.keys.add_(torch.bmm(d_term.transpose(1, 2), heads))
+    found.scores.add_(d_term.sum(1, dtype=torch.float32))
 
 
 def backward_programs(
@@ -225,13 +248,11 @@ def backward_programs(
     out: Tensor,
     totals: Tensor,
     d_out: Tensor,
-    d_q: Tensor,
-    d_k: Tensor,
-    d_v: Tensor,
+    found: Gradients,
     tiles: Plan,
 ) -> Tensor:
-    """Launch both programs of the backward pass. ``d_q`` (content's part alone), ``d_k`` and ``d_v``
-    are written, ``[H, B, ...]``; the gradient of ``P`` is returned."""
+    """Launch both programs of the backward pass. They write the gradients of ``q`` (content's part
+    alone), ``k`` and ``v``; that of ``P`` is returned."""
     q, k, v, _, _, limits = given
     shape = Shape.of(q, v)
     inner = empty(q, *totals.shape, dtype=torch.float32)
@@ -242,14 +263,14 @@ def backward_programs(
     strides = (*_strides(q, k, v), _step(limits.first))
 
     kernel.backward_queries[shape.grid(shape.n_queries, tiles.backward_queries.queries)](
-        q, k, v, by_distance, *limits, out, totals, d_out, d_q, d_by_distance, inner,
+        q, k, v, by_distance, *limits, out, totals, d_out, found.q, d_by_distance, inner,
         *strides, *_strides(d_out), *sizes, *scales,
         **shape.constants(tiles.backward_queries, q.dtype),
     )  # fmt: skip
     begin_query = limits.begin_query(shape.n_keys)
     end_query = limits.end_query(shape.n_keys)
     kernel.backward_keys[shape.grid(shape.n_keys, tiles.backward_keys.keys)](
-        q, k, v, by_distance, *limits, begin_query, end_query, totals, inner, d_out, d_k, d_v,
+        q, k, v, by_distance, *limits, begin_query, end_query, totals, inner, d_out, found.k, found.v,
         *strides, _step(end_query), *_strides(d_out), *sizes, *scales,
         **shape.constants(tiles.backward_keys, q.dtype),
     )  # fmt: skip
