@@ -13,7 +13,7 @@ from torch.library import custom_op
 
 from memspan.native import library
 from memspan.native.threads import in_shares
-from memspan.ops.first_derivatives import apply, first_derivatives_only
+from memspan.ops.first_derivatives import apply, first_derivatives_only, refuse_transforms
 
 SOURCE = Path(__file__).with_suffix(".c")
 SAVE_EVERY = 32
@@ -58,8 +58,11 @@ def run(
     if torch.compiler.is_compiling():
         saves = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given)
         y, after, *_ = _operation(*given, save_every, saves)
-    else:
+    elif torch.is_grad_enabled():
         y, after = apply(_Rule, save_every, *given)
+    else:
+        refuse_transforms(*given)
+        y, after, *_ = _forward(*given, save_every, False)
     return y, after
 
 
