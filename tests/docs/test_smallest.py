@@ -117,9 +117,10 @@ def test_a_smallest_version_is_trained_on_recall(
 ) -> None:
     monkeypatch.setattr(remember, "N_TEXTS", 2)
     monkeypatch.setattr(remember, "N_SCORED", 3)
+    torch.manual_seed(0)
     remember.recall(sys.modules[name], updates=1)
-    shares = re.findall(r"written 1 to 1 tokens ago: (\d+)% right", capsys.readouterr().out)
-    assert len(shares) == 1
+    shares = re.findall(r"tokens ago: (\d+)% right", capsys.readouterr().out)
+    assert len(shares) > 3
 
 
 def test_streams_ask_for_what_was_written_last() -> None:
