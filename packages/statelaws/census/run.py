@@ -143,7 +143,7 @@ def verdict(line: dict[str, Any]) -> str:
         return "broken"
     if set(outcomes.values()) <= {"refused", "not-offered"}:
         return "refused"
-    return "right" if outcomes["cuts"] == "holds" else "open"
+    return "nothing broken" if outcomes["cuts"] == "holds" else "open"
 
 
 def cells(line: dict[str, Any]) -> list[str]:

@@ -202,10 +202,9 @@ for text, options in {
     "one head of keys": {"attn_one_kv_head": True, "rotary_pos_emb": True},
     "flash": {"attn_flash": True, "rotary_pos_emb": True},
     "shifted tokens": {"shift_tokens": 1, "rotary_pos_emb": True},
-    "sparse top keys": {"attn_sparse_topk": 4, "rotary_pos_emb": True},
     "talking heads": {"attn_pre_talking_heads": True, "rotary_pos_emb": True},
     "memory of keys": {"attn_num_mem_kv": 4, "rotary_pos_emb": True},
-    "residual values": {"attn_add_value_residual": True, "rotary_pos_emb": True},
+    "residual values": {"add_value_residual": True, "rotary_pos_emb": True},
     "forgetting": {"attn_data_dependent_alibi": True},
     "gated residuals": {"gate_residual": True, "rotary_pos_emb": True},
     "hyper-connections": {"num_residual_streams": 2, "rotary_pos_emb": True},
@@ -220,8 +219,13 @@ def _(**options: Any) -> Any:
     from x_transformers import Decoder, TransformerWrapper
 
     layers = Decoder(dim=32, depth=2, heads=4, attn_dim_head=32, **options)
+    # Absolute positions would begin anew with every segment.
     module = TransformerWrapper(
-        num_tokens=VOCABULARY, max_seq_len=256, max_mem_len=16, attn_layers=layers
+        num_tokens=VOCABULARY,
+        max_seq_len=256,
+        max_mem_len=16,
+        attn_layers=layers,
+        use_abs_pos_emb=False,
     ).eval()
 
     def read(x: torch.Tensor, mems: Any) -> Any:
