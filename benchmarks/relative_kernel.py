@@ -303,7 +303,8 @@ def compiled(name: str, dtype: torch.dtype, width: int, target: tuple[Any, ...])
             signature[argument] = "i32"
         else:
             signature[argument] = kind
-        if signature[argument].startswith("*") or argument.endswith(("_batch", "_head", "_row")):
+        strides = ("_batch", "_head", "_row", "n_distances")
+        if signature[argument].startswith("*") or argument.endswith(strides):
             attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(program, signature, constexprs=constants, attrs=attributes)
     result = triton.compile(source, target=GPUTarget(*target), options=options)

@@ -44,9 +44,12 @@ class Plan(NamedTuple):
 
 def plan(dtype: torch.dtype, width: int) -> Plan:
     """The default tiles for heads of this type and width, which spill on no target tried."""
+    wide = width > 64
     if dtype == torch.float32:
-        return Plan(Tiles(16, 32), Tiles(16, 16), Tiles(16, 32))
-    return Plan(Tiles(64, 64 if width <= 64 else 32), Tiles(32, 32), Tiles(32, 32))
+        return Plan(Tiles(16, 16 if wide else 32), Tiles(16, 16), Tiles(16, 32))
+    if wide:
+        return Plan(Tiles(64, 32, stages=1), Tiles(32, 32), Tiles(32, 32))
+    return Plan(Tiles(64, 64), Tiles(32, 16), Tiles(32, 32))
 
 
 class Shape(NamedTuple):
