@@ -94,6 +94,7 @@ def packed_stack(
         n_heads=n_heads,
         batch=batch,
         gelu=feed_forward is not None and feed_forward.activation is F.gelu,
-        norm_epsilon=norm.eps,
+        # A layer may lack the first norm, or the feed-forward sub-layer and its norm.
+        norm_epsilon=(norm if feed_forward is None else layer.feed_forward_norm).eps,
         bf16_weights=bf16_weights,
     )
