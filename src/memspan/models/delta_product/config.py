@@ -30,8 +30,10 @@ class DeltaProductConfig(DeltaConfig):
 
     @property
     def widths(self) -> tuple[int, int, int]:
-        queries, keys, values = super().widths
-        return queries, self.n_householder * keys, self.n_householder * values
+        # Not by super(), whose properties torch.compile does not read.
+        keys = self.n_heads * self.head_width
+        values = self.value_heads * self.value_width
+        return keys, self.n_householder * keys, self.n_householder * values
 
     def build(self) -> DeltaProduct:
         from memspan.models.delta_product.model import DeltaProduct
