@@ -91,7 +91,12 @@ def test_tokens_are_drawn_from_the_same_distributions(
     model = wrapped(case)
     prompt = text(3, 5)
     generator = torch.Generator().manual_seed(8)
-    monkeypatch.setattr(torch, "multinomial", lambda p, num_samples: draw(p, generator))
+
+    def multinomial(p: Tensor, num_samples: int) -> Tensor:
+        numbers = torch.rand(len(p), num_samples, dtype=torch.float64, generator=generator)
+        return draw(p, numbers)
+
+    monkeypatch.setattr(torch, "multinomial", multinomial)
     written = model.generate(prompt, max_new_tokens=12, do_sample=True, **{"top_k": 0, **options})
     assert torch.equal(
         written, ours(case, prompt, 12, Sampling(**{"temperature": 1, **options}, seed=8))
