@@ -50,7 +50,7 @@ def test_a_window_has_the_log_probabilities_of_acting(memory: str) -> None:
     assert any(windows.starts[:, 1:].any() for windows in found)
     assert agent.backbone.cut_invariant() == (memory != "compressive")
     most = max(difference(agent, windows) for windows in found)
-    assert most > 1e-4 if memory == "compressive" else most < 1e-5
+    assert most > 1e-4 if memory == "compressive" else most < 3e-5
     if memory != "none":
         # What was remembered matters.
         emptied = dataclasses.replace(found[1], memory=found[0].memory)
