@@ -68,7 +68,7 @@ STORY = {
     "alpha": 1,
     "sceneAlpha": 0.1,
 }
-"""What five memories are told, and their sizes."""
+"""Story that five memories are told, and their sizes."""
 CURVES = ("transformer-xl", "compressive-convolution", "feedback", "transformer")
 """Curves of docs/recall/recall.json that have an edge in theory."""
 

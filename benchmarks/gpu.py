@@ -51,7 +51,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Part:
-    """What one process does."""
+    """Work of one process."""
 
     seconds: float
     """At most."""
@@ -230,7 +230,7 @@ def table(rows: list[Row]) -> str:
 
 
 def remark(row: Row) -> str:
-    """What a row says besides numbers of speed."""
+    """A row's numbers besides speed, or its failure."""
     said = []
     if "passed" in row:
         said.append(f"{row['passed']} passed, {row['failed']} failed, {row['skipped']} skipped")

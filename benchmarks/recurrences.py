@@ -53,11 +53,11 @@ class Case:
     """Besides queries, keys and values: ``head`` and ``channel`` (logarithms of decays), ``beta``,
     ``erase_gate`` and ``write_gate``, ``lookup``."""
     ours: Callable[..., tuple[Tensor, Tensor]]
-    """Of the inputs, the memory as ``weights``, and an implementation."""
+    """A function of the inputs, the memory as ``weights``, and an implementation."""
     theirs: dict[str, Callable[[Tensors, Tensor], Tensor]]
     """By side; of the inputs and the memory."""
     writes: int = 1
-    """Of a token."""
+    """Writes of a token."""
 
 
 def swapped(function: Callable[..., Any], **renamed: str) -> Callable[[Tensors, Tensor], Tensor]:

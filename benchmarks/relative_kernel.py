@@ -224,7 +224,12 @@ def operator() -> None:
 
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    batch, n_heads, n_queries, n_keys, future, width = 2, 2, 5, 8, 4, 16
+    batch = 2
+    n_heads = 2
+    n_queries = 5
+    n_keys = 8
+    future = 4
+    width = 16
     first = torch.zeros(1, n_queries, dtype=torch.int32)
     limits = launch.Limits(first, first + n_keys - 1)
     leaves = [

@@ -1,1 +1,1 @@
-"""What `make gpu` measures: jobs with their predictions. See gpu.py."""
+"""Jobs that `make gpu` measures, with their predictions. See gpu.py."""

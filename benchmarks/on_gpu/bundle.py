@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSIONS = ("3.11", "3.12")
-"""Of Python: packages with compiled parts are brought for each."""
+"""Releases of Python: packages with compiled parts are brought for each."""
 FOR_ALL = (
     *("tyro", "docstring-parser", "typeguard", "rich", "markdown-it-py", "mdurl", "pygments"),
     *("platformdirs", "typing-extensions", "safetensors", "pytest", "iniconfig", "packaging"),
@@ -28,7 +28,7 @@ FOR_ALL = (
     *("labml-nn==0.5.1", "labml==0.4.168", "labml-helpers==0.4.89", "gitpython", "gitdb", "smmap"),
     *("einops", "einx", "loguru", "torch-einops-utils", "x-transformers==2.31.10"),
 )
-"""What works with any Python; without dependencies, which are listed, too."""
+"""Packages that work with any Python; without dependencies, which are listed, too."""
 FOR_EACH = ("numpy", "hypothesis", "pyyaml", "frozendict")
 MOST_MIB = 60
 

@@ -31,13 +31,13 @@ from memspan.ops import relative, relative_kernel
 from works import FORMULAS
 
 BYTES_PER_SECOND = 2.8e12
-"""Of an H100's memory, whose data sheet says 3.35e12."""
+"""Bandwidth of an H100's memory; its data sheet says 3.35e12."""
 OPERATIONS_PER_SECOND = {torch.float32: 4e13, torch.bfloat16: 6e14}
 """Multiplications and additions in products, by type; 6.7e13 and 9.9e14 by the data sheet."""
 PROGRAM_OPERATIONS_PER_SECOND = {torch.float32: 2e13, torch.bfloat16: 2.5e14}
-"""Those of our Triton programs."""
+"""Rates of our Triton programs."""
 ATTENTION_OPERATIONS_PER_SECOND = {True: 3.5e14, False: 1.2e14}
-"""Those of torch's attention: flash attention's, and the kernel's that takes a bias."""
+"""Rates of torch's attention: flash attention's, and the kernel's that takes a bias."""
 START = 2e-6
 """Seconds before an operation of the device does anything."""
 ASK = 5e-6
@@ -52,14 +52,14 @@ Call = Callable[[], object]
 
 
 class Predicted(NamedTuple):
-    """What a call takes on an H100."""
+    """Time and memory of a call on an H100."""
 
     seconds: float
-    """Of the device."""
+    """Time on the device."""
     asking: float
     """Seconds of the host."""
     n_bytes: int
-    """That are alive at once, beyond those before the call."""
+    """Most bytes alive at once, beyond those before the call."""
 
     def row(self) -> dict[str, Any]:
         return {
@@ -197,7 +197,8 @@ class Unlaunched:
 
     def _launch(self, *given: Any, **_: Any) -> None:
         q, k = given[:2]
-        n_queries, n_keys = q.shape[2], k.shape[2]
+        n_queries = q.shape[2]
+        n_keys = k.shape[2]
         # Half of the segment's own part is in the future.
         products = 2 * self.products * q.numel() * (n_keys - n_queries / 2)
         for mode in _get_current_dispatch_mode_stack():

@@ -21,7 +21,7 @@ from works import autocast
 
 SIZE = Size(512, 8, 2, 2048, segment_length=512, memory_length=512, batch_size=16)
 SHORT = replace(SIZE, segment_length=32, memory_length=32, batch_size=64)
-"""Of architectures that read one token after the other."""
+"""Size of architectures that read one token after the other."""
 TOY = Size(16, 2, 1, 32, segment_length=6, memory_length=4, batch_size=2)
 SMALL = Size(64, 2, 2, 128, segment_length=24, memory_length=24, batch_size=2)
 """Where numbers are compared."""
@@ -159,7 +159,7 @@ def training_job(
 
 
 def accuracy(device: torch.device) -> Iterator[dict[str, Any]]:
-    """How far what is only chosen by name is from what is chosen by itself, in float32: losses and
+    """Compare what is only chosen by name with what is chosen by itself, in float32: losses and
     gradients of a segment, and logits of single tokens."""
     # The interpreter takes minutes for more.
     size = TOY if device.type == "cpu" else SMALL

@@ -109,7 +109,7 @@ def test_slots_move_at_the_segments_end(
         assert found[kind] == [[story[i] for i in slot] for slot in slots]
 
 
-def test_the_verdicts() -> None:
+def test_verdicts_are_those_of_closed_forms() -> None:
     """A merged slot says two places; after a scene nobody is where they were said to be before it."""
 
     def verdicts(step: int, name: str) -> dict[str, Any]:

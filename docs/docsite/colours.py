@@ -45,7 +45,7 @@ RECENT = {
     "armt": "#9060F0",
     "infini": "#A84860",
 }
-"""Those of today, in a picture with Transformer-XL, Fast Weights, Gated DeltaNet and Mamba-2."""
+"""Colours of today's memories, in a picture with Transformer-XL and other older ones."""
 NEUTRAL = {
     "light": {
         "ink": "#1F2328",

@@ -16,7 +16,8 @@ def standalone(path: str, root: Path = ROOT) -> str:
         root: the repository.
     """
     file = root / path
-    about, start = "", ""
+    about = ""
+    start = ""
     parts: list[str] = []
     imports: dict[str, set[str]] = {}
 

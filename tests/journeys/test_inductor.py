@@ -31,7 +31,7 @@ SIZES: dict[str, Any] = {"n_layers": 1, "d_model": 32, "block_length": 16}
 
 
 def config(kind: Any, **options: Any) -> Any:
-    """Those of the sizes that the architecture has."""
+    """The sizes that the architecture has."""
     own = {field.name for field in fields(kind)}
     return kind(**{name: size for name, size in SIZES.items() if name in own} | options)
 
@@ -92,6 +92,7 @@ def test_an_exported_graph_reads_on_from_its_memory(name: str, length: int) -> N
         expected = model(tokens[:, :length], carried)
         found = read(tokens[:, :length], memory)
         assert_same(found.logits, expected.logits, 1e-4, "logits")
-        carried, memory = expected.memory, found.memory
+        carried = expected.memory
+        memory = found.memory
         for field, theirs in carried.tensors().items():
             assert_same(memory.tensors()[field], theirs, 1e-4, field)

@@ -55,6 +55,9 @@ def main() -> None:
         for name in re.findall(r"^class (\w+)\(NamedTuple\)", path.read_text(), re.M):
             sys.modules[f"namedtuple_{name}"] = Anything(name)
 
+    from memspan.ops.fast_weights.rules import delta_rule
+    from memspan.ops.limits import Limits
+
     # Layers import their options for types only, so that one that is taken home brings less along.
     others = [MODELS / "matrix" / "mixer.py", MODELS / "relative" / "attention.py"]
     layers = [*MODELS.glob("*/layer.py"), *others]
@@ -63,14 +66,13 @@ def main() -> None:
         for block in re.findall(r"^if TYPE_CHECKING:\n((?:    .+\n)+)", path.read_text(), re.M):
             exec(textwrap.dedent(block), vars(module))
 
-    # A memory's fields may be its base class's, whose names its own module does not have.
-    for path in MODELS.glob("*/model.py"):
-        module = importlib.import_module(f"memspan.models.{path.parent.name}.model")
+    # Fields of a memory or a pass may be the base class's, whose names its own module does not have.
+    for path in [*MODELS.glob("*/model.py"), *layers]:
+        module = importlib.import_module(f"memspan.models.{path.parent.name}.{path.stem}")
         vars(module).setdefault("Tensor", torch.Tensor)
+        vars(module).setdefault("Limits", Limits)
 
     from beartype.roar import BeartypeCallHintViolation
-
-    from memspan.ops.fast_weights.rules import delta_rule
 
     with pytest.raises(BeartypeCallHintViolation):
         delta_rule(*[[1.0]] * 5)  # type: ignore[arg-type]

@@ -118,7 +118,8 @@ def test_limits_are_their_mask() -> None:
 
 
 def test_queries_outside_a_range_see_none_of_its_keys() -> None:
-    n_queries, n_keys = 9, 14
+    n_queries = 9
+    n_keys = 14
     first = torch.randint(0, n_keys, (ROWS, n_queries))
     limits = Limits(first, first + torch.randint(-1, 4, (ROWS, n_queries)))
     mask = limits.mask(n_keys)

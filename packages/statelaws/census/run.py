@@ -133,7 +133,7 @@ def results() -> dict[str, dict[str, Any]]:
 
 
 def verdict(line: dict[str, Any]) -> str:
-    """What came of a target, in a word or two."""
+    """Outcome of a target, in a word or two."""
     if "error" in line:
         return "not done" if line["error"].startswith("not done in") else "could not be built"
     if "refused" in line:

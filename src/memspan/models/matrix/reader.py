@@ -27,7 +27,7 @@ class Token(NamedTuple):
     tensors: dict[str, Tensor]
     """Its layers' tensors, but for the memory."""
     options: dict[str, Any]
-    """Those that are not the same for all architectures."""
+    """Options that are not the same for all architectures."""
 
 
 class MatrixReader(InPlaceReader[M], StepsInC[CompiledStep]):
@@ -40,7 +40,7 @@ class MatrixReader(InPlaceReader[M], StepsInC[CompiledStep]):
 
     @abstractmethod
     def token(self, mixer: Any) -> Token:
-        """How a layer with this mixer reads a single token."""
+        """Make the step that reads a single token in a layer with this mixer."""
 
     def _compiles(self, bf16_weights: bool) -> bool:
         writes = getattr(self.backbone.config, "n_householder", 1)

@@ -135,7 +135,7 @@ def _gradients(
 
 
 def _named(*given: Tensor | None) -> dict[str, Tensor]:
-    """What is there, by name, as C reads it: each item contiguous, and the memory."""
+    """Lay the tensors that are there, by name, and the memory out as C reads them: contiguous."""
     named = {name: t for name, t in zip(_GIVEN, given, strict=True) if t is not None}
     for name, tensor in named.items():
         if name == "before":

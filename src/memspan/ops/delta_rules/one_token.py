@@ -20,13 +20,13 @@ _LAYER = (
 
 
 class TokenOptions(NamedTuple):
-    """What is alike in all layers; see ``TokenStep`` in C."""
+    """Sizes and choices alike in all layers; see ``TokenStep`` in C."""
 
     key_heads: int
     key_width: int
     taps: int
     writes: int = 1
-    """Of a token, before it reads."""
+    """Writes of a token, before it reads."""
     n_betas: int = 0
     """Logits of beta: the delta rule's."""
     n_erases: int = 0

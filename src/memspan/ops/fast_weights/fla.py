@@ -106,7 +106,7 @@ class _Sequences:
 
 
 def _capability(like: Tensor) -> tuple[int, int]:
-    """Of the GPU of ``like``; of other makers' enough."""
+    """Capability of the GPU of ``like``; of other makers', enough."""
     if not like.is_cuda or torch.version.hip is not None:
         return CAPABILITY
     return torch.cuda.get_device_capability(like.device)

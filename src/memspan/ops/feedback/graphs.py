@@ -25,8 +25,6 @@ _LEFT = {
     "streams", "queries", "attended", "activated", "vectors", "probabilities", "sums", "before", "kv",
 }  # fmt: skip
 """Tensors that the loop forward fills."""
-_graphs: OrderedDict[tuple[Any, ...], _Graph] = OrderedDict()
-_lock = threading.Lock()
 
 
 def obstacle(like: Tensor) -> str | None:
@@ -54,6 +52,10 @@ class _Graph:
         for name, own in self._tensors.items():
             if results(name):
                 b[name].copy_(own)
+
+
+_graphs: OrderedDict[tuple[Any, ...], _Graph] = OrderedDict()
+_lock = threading.Lock()
 
 
 def _shared(a: Tensor, b: Tensor) -> bool:

@@ -140,7 +140,7 @@ class Inputs(NamedTuple):
 
 
 def of_rows(limits: Limits, rows: slice) -> Limits:
-    """Those of some rows; limits of one row are those of all."""
+    """Limits of some rows; those of one row hold for all."""
     return limits if len(limits.first) == 1 else Limits(limits.first[rows], limits.last[rows])
 
 
@@ -225,7 +225,7 @@ class Gradients(NamedTuple):
     scores: Tensor
 
     def part(self, heads: slice, rows: slice) -> Gradients:
-        """Those of some heads of some rows."""
+        """Gradients of some heads of some rows."""
         q, k, v = (d[heads, rows] for d in self[:3])
         return Gradients(q, k, v, self.keys[heads], self.scores[heads])
 

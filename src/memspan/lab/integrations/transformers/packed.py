@@ -11,7 +11,7 @@ from torch import Tensor
 from memspan.errors import MemspanError
 
 BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
-"""What collators give besides ``position_ids``; the first and the last say all."""
+"""Arguments that collators give besides ``position_ids``; the first and the last say all."""
 
 
 def bounds_in(given: dict[str, Any]) -> dict[str, Any]:
