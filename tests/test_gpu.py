@@ -105,7 +105,8 @@ def test_predictions_grow_with_the_work(architecture: str) -> None:
                 call()
         found.append(counting)
     small, large = found
-    assert small.operations == large.operations
+    # Attention of many rows is in blocks.
+    assert small.operations <= large.operations
     assert 2 < large.peak / small.peak < 4.5
     assert 1 < large.seconds / small.seconds < 4.5
 
