@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-
+import torch
 from torch import Tensor, nn
 
 from memspan.models.gla.layer import GatedLinearAttention
@@ -34,7 +33,11 @@ class GLAReader(MatrixReader[GLAMemory]):
 
 def negative(product: LowRank) -> LowRank:
     """A product of low rank that gives minus what this one gives."""
-    turned = copy.deepcopy(product).requires_grad_(False)
-    for parameter in turned.up.parameters():
-        parameter.neg_()
+    down = product.down.weight.detach()
+    rank, n_inputs = down.shape
+    with torch.device("meta"):
+        turned = LowRank(n_inputs, rank, product.up.out_features, product.up.bias is not None)
+    turned.down.weight = nn.Parameter(down, requires_grad=False)
+    for name, parameter in product.up.named_parameters():
+        setattr(turned.up, name, nn.Parameter(-parameter.detach(), requires_grad=False))
     return turned

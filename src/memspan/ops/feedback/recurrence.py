@@ -32,13 +32,13 @@ from memspan.ops.implementations import Implementation, check_name, check_togeth
 
 IMPLEMENTATIONS: dict[str, Implementation[Tensor, ModuleType]] = {
     "compiled": Implementation(lambda x: compiled, compiled.obstacle),
-    "fused": Implementation(lambda x: steps),
     "graph": Implementation(lambda x: graphs, graphs.obstacle, suits=lambda x: False),
     "triton": Implementation(lambda x: programs, programs.obstacle, suits=lambda x: False),
+    "fused": Implementation(lambda x: steps),
 }
 """The modules that have both loops, ``prepare`` and ``backward``, and ``new_slots``, by preference.
 ``compiled``: the loops in C, on a CPU, in float32 or float64. ``fused``: the loops in PyTorch, on any
-device. ``graph``: these as CUDA graphs. ``triton``: a program per row, in float32 or bfloat16. The last
+device. ``graph``: these as CUDA graphs. ``triton``: a program per row, in float32 or bfloat16. These
 two by name alone, since nobody has run them on a GPU. The reference is ``Feedback``'s loop over
 ``models/feedback/layer.py``."""
 
