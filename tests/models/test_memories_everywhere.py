@@ -300,7 +300,14 @@ def test_pickles_of_other_memories_are_refused() -> None:
 def test_a_data_loader_makes_batches_of_memories(workers: int) -> None:
     memory = CASES["lstm"].shared_model()(text(3, 4)).memory.detach()
     rows = [{"memory": row, "tokens": torch.zeros(2)} for row in map(memory.__getitem__, range(3))]
-    (batch,) = DataLoader(rows, batch_size=3, num_workers=workers)  # type: ignore[arg-type]
+    # Libraries of other tests change the default; spawn cannot pass rows that share their storage.
+    start = "fork" if workers else None
+    (batch,) = DataLoader(
+        rows,  # type: ignore[arg-type]
+        batch_size=3,
+        num_workers=workers,
+        multiprocessing_context=start,
+    )
     assert batch["memory"] == memory
     with pytest.raises(MemspanError, match="concatenate takes a list of memories, not of 5"):
         concatenate(5)  # type: ignore[arg-type]
