@@ -12,6 +12,7 @@ import ctypes
 import functools
 import os
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -27,13 +28,25 @@ SLOWER = "PyTorch's loops serve instead, several times slower for recurrences an
 REMEDY = "install memspan again, with pip's --force-reinstall --no-cache-dir --no-deps"
 
 
-def available(source: Path, like: Tensor, bf16_weights: bool = False) -> bool:
+def available(
+    source: Path,
+    like: Tensor,
+    bf16_weights: bool = False,
+    loaded: Collection[torch.dtype] | None = None,
+) -> bool:
     """True if the loops of the C file ``source`` can run on tensors such as ``like``; ``bf16_weights``:
-    see :func:`functions`."""
+    see :func:`functions`; ``loaded``: from :func:`loaded_types`, for :func:`torch.compile`, which cannot
+    trace the loading of a library (None: the operation finds out when it runs)."""
     if like.device.type != "cpu" or like.dtype not in TYPES:
         return False
-    # torch.compile cannot trace the loading of a library: the operation finds out when it runs.
-    return torch.compiler.is_compiling() or functions(source, like.dtype, bf16_weights) is not None
+    if torch.compiler.is_compiling():
+        return loaded is None or like.dtype in loaded
+    return functions(source, like.dtype, bf16_weights) is not None
+
+
+def loaded_types(source: Path) -> tuple[torch.dtype, ...]:
+    """Load the loops of the C file ``source``: the types that there are loops for."""
+    return tuple(each for each in TYPES if functions(source, each, False) is not None)
 
 
 def obstacle(alternative: str) -> str:

@@ -3,18 +3,14 @@
    A chunk's tokens stand side by side in kT and qT [width, TOKENS], zero beyond its end: products then run
    along tokens or along values, never along a key. Values [tokens, stride] are padded to whole vectors. */
 
+#include "vectors.h"
+
 #ifdef __AVX512F__
-#define BYTES 64
 #define TALL 8
 #else
-#define BYTES 32
 #define TALL 6
 #endif
-#define LANES (BYTES / (int64_t)sizeof(REAL))
 #define TOKENS 32
-
-typedef REAL Lanes __attribute__((vector_size(BYTES), aligned(sizeof(REAL)), may_alias));
-typedef __typeof__((Lanes){0} < (Lanes){0}) Indices;
 
 /* ----- Products */
 
@@ -98,52 +94,14 @@ static void multiply_triangle(
     }
 }
 
-/* 0, 1, 2, ...; and for transposing, which numbers of two vectors 1, 2, 4, ... rows apart make the first and
-   the second of them anew. In memory, as the compiler would otherwise put them together for every use. */
-static Indices lane, low[4], high[4];
-__attribute__((constructor)) static void fill_indices(void) {
-    for (int64_t e = 0; e < LANES; e++) {
-        lane[e] = e;
-        for (int64_t n = 0, step = 1; step < LANES; n++, step *= 2) {
-            low[n][e] = e & step ? LANES + e - step : e;
-            high[n][e] = e & step ? LANES + e : e + step;
-        }
-    }
+/* 0, 1, 2, ... In memory, as the compiler would otherwise put it together for every use. */
+static Indices lane;
+__attribute__((constructor)) static void fill_lane(void) {
+    for (int64_t e = 0; e < LANES; e++) lane[e] = e;
 }
 
 /* Columns up to the last, zero beyond, of a vector from column `at` on. */
 INLINE Lanes up_to(int last, Lanes x, int at) { return (Lanes)((Indices)x & (lane + at <= last)); }
-
-/* out[c, r] = in[r, c] */
-static void transpose(
-    REAL *out, int64_t out_stride, const REAL *in, int64_t in_stride, int64_t rows, int64_t columns
-) {
-    int64_t whole_rows = 0, whole_columns = columns / LANES * LANES;
-#ifndef __clang__
-    /* LANES rows at a time: elements change places with those 1, 2, 4, ... rows and columns away. */
-    for (; whole_rows + LANES <= rows; whole_rows += LANES)
-        for (int64_t c = 0; c < whole_columns; c += LANES) {
-            Lanes x[LANES];
-#pragma GCC unroll 16
-            for (int64_t i = 0; i < LANES; i++)
-                x[i] = *(const Lanes *)(in + (whole_rows + i) * in_stride + c);
-#pragma GCC unroll 4
-            for (int64_t n = 0, step = 1; step < LANES; n++, step *= 2)
-#pragma GCC unroll 16
-                for (int64_t i = 0; i < LANES; i++)
-                    if (!(i & step)) {
-                        Lanes y = x[i];
-                        x[i] = __builtin_shuffle(y, x[i + step], low[n]);
-                        x[i + step] = __builtin_shuffle(y, x[i + step], high[n]);
-                    }
-#pragma GCC unroll 16
-            for (int64_t i = 0; i < LANES; i++) *(Lanes *)(out + (c + i) * out_stride + whole_rows) = x[i];
-        }
-#endif
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t c = r < whole_rows ? whole_columns : 0; c < columns; c++)
-            out[c * out_stride + r] = in[r * in_stride + c];
-}
 
 /* out[c, t] = x[t, c], zero from t = n to the end of a vector. */
 static void side_by_side(REAL *out, const REAL *x, int64_t stride, int64_t n, int64_t width) {

@@ -31,18 +31,13 @@ SAVE_EVERY_WITH_DECAY = 32
 """The same with a decay: each chunk's."""
 SAVE_EVERY_RECOMPUTING = 256
 """The same with ``recompute``, with a decay or without."""
-
-
-_LOADED = tuple(t for t in library.TYPES if library.functions(SOURCE, t, False) is not None)
-"""Types whose loops are there: torch.compile cannot trace the loading of a library."""
+_LOADED = library.loaded_types(SOURCE)
 
 
 def available(like: Tensor, bf16_weights: bool = False) -> bool:
     """True if the loops can run on tensors such as ``like``; ``bf16_weights``: steps with weights in
     bfloat16."""
-    if torch.compiler.is_compiling():
-        return like.device.type == "cpu" and like.dtype in _LOADED
-    return library.available(SOURCE, like, bf16_weights)
+    return library.available(SOURCE, like, bf16_weights, _LOADED)
 
 
 def obstacle(inputs: RuleInputs) -> str | None:

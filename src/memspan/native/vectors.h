@@ -12,8 +12,8 @@
 typedef REAL Lanes __attribute__((vector_size(BYTES), aligned(sizeof(REAL)), may_alias));
 typedef __typeof__((Lanes){0} < (Lanes){0}) Indices;
 
-/* 0, 1, 2, ...; and for transposing, which numbers of two vectors 1, 2, 4, ... rows apart make the first and
-   the second of them anew. In memory, as the compiler would otherwise put them together for every use. */
+/* For transposing, which numbers of two vectors 1, 2, 4, ... rows apart make the first and the second of them
+   anew. In memory, as the compiler would otherwise put them together for every use. */
 static Indices low[4], high[4];
 __attribute__((constructor)) static void fill_indices(void) {
     for (int64_t e = 0; e < LANES; e++)
