@@ -25,7 +25,7 @@ from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.feedback.model import Feedback, FeedbackMemory
 from memspan.ops.feedback import programs, recurrence
 from memspan.ops.feedback.buffers import Buffers
-from relative_kernel import TARGETS, Outputs, assembled, instead, number, seeded
+from triton_proofs import Outputs, instead, print_compiled, report, seeded, verbs_of
 
 LIMIT = {torch.float32: 1e-5, torch.bfloat16: 5e-2}
 """The largest difference from float64, as a part of the largest number of a tensor or of 1."""
@@ -154,7 +154,7 @@ def compare(draw: random.Random) -> dict[str, Any]:
     )
     guarded = Guarded()
     with (
-        instead(programs, plan=lambda *_: tiles, empty=guarded.totals, new_slots=guarded.new_slots),
+        instead(programs, TILES=tiles, empty=guarded.totals, new_slots=guarded.new_slots),
         instead(programs, laid_out=lambda t: laid_out(guarded, t)),
         instead(recurrence, new_buffers=guarded.new_buffers, new_gradients=guarded.new_gradients),
     ):
@@ -236,7 +236,7 @@ def compiled(name: str, dtype: torch.dtype, size: str, target: tuple[Any, ...]) 
         **SIZES[size], n_layers=4, groups=1, post_norm=False, gelu=False, norms_memory=True,
         sees_part=True, drops_weights=True, drops=True,
     )  # fmt: skip
-    tiles = programs.plan(dtype, sizes.d_model)
+    tiles = programs.TILES
     of_row = name in ("forward", "backward")
     constants = sizes.constants(tiles) if of_row else sizes.position_constants(tiles)
     options = {each: constants.pop(each) for each in ("num_warps", "num_stages")}
@@ -256,48 +256,12 @@ def compiled(name: str, dtype: torch.dtype, size: str, target: tuple[Any, ...]) 
             attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(program, signature, constexprs=constants, attrs=attributes)
     result = triton.compile(source, target=GPUTarget(*target), options=options)
-    row = {
-        "program": name,
-        "dtype": str(dtype).removeprefix("torch."),
-        "size": size,
-        "target": target[1] if target[0] == "hip" else f"sm_{target[1]}",
-        "shared": result.metadata.shared,
-    }
-    if target[0] == "hip":
-        text = result.asm["amdgcn"]
-        row["registers"] = number(r"\.vgpr_count:\s+(\d+)", text)
-        row["spilled"] = number(r"\.vgpr_spill_count:\s+(\d+)", text)
-    else:
-        text = assembled(result.asm["ptx"], target[1])
-        row["registers"] = number(r"Used (\d+) registers", text)
-        row["spilled"] = number(r"(\d+) bytes spill stores", text)
-    return row
-
-
-def targets(sizes: list[str], only: list[str]) -> None:
-    """Compile every program for every target and print a line for each."""
-    spilled = 0
-    for target in TARGETS:
-        if only and str(target[1]) not in only:
-            continue
-        for dtype in (torch.float32, torch.bfloat16):
-            for size in sizes:
-                for name in ("forward", "backward", "position_gradients"):
-                    row = compiled(name, dtype, size, target)
-                    spilled += row["spilled"]
-                    print(json.dumps(row), flush=True)
-    if spilled:
-        raise SystemExit("some programs spill")
+    return {"program": name, "size": size} | report(result, dtype, target)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    verbs = parser.add_subparsers(dest="verb", required=True)
-    verb = verbs.add_parser("shapes", help="compare random shapes in Triton's interpreter")
-    verb.add_argument("--shapes", type=int, default=100, metavar="N")
-    verb.add_argument(
-        "--seed", type=int, default=0, help="of the first shape; the next has the next"
-    )
+    verbs = verbs_of(parser)
     verb = verbs.add_parser("targets", help="compile for GPUs")
     verb.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SIZES))
     verb.add_argument("--only", nargs="+", default=[], metavar="TARGET", help="80, 90, 100, gfx942")
@@ -305,7 +269,8 @@ def main() -> None:
     if given.verb == "shapes":
         shapes(given.shapes, given.seed)
     else:
-        targets(given.sizes, given.only)
+        names = ("forward", "backward", "position_gradients")
+        print_compiled(compiled, names, given.sizes, given.only)
 
 
 if __name__ == "__main__":

@@ -17,26 +17,20 @@ import functools
 import json
 import os
 import random
-import re
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
 
 from memspan.ops.relative import Positions, relative_attention
+from triton_proofs import TARGETS, Outputs, instead, print_compiled, report, seeded, verbs_of
 
 LIMIT = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 """The largest difference from float64, as a part of the largest number of a tensor or of 1."""
 WIDTHS = (8, 16, 24, 32, 33, 48, 64, 80, 96, 128)
 MARGIN = 3
-TARGETS = (("cuda", 80, 32), ("cuda", 90, 32), ("cuda", 100, 32), ("hip", "gfx942", 64))
 IN_BUNDLES = ("80", "90", "gfx942")
 FAR = 1 << 29
 """Integers that must not be read."""
@@ -59,25 +53,6 @@ def apart(t: Tensor) -> Tensor:
     """``t``, contiguous, between margins of NaN."""
     storage = t.new_full((t.numel() + 2 * 64,), torch.nan)
     return storage[64:-64].view(t.shape).copy_(t)
-
-
-class Outputs:
-    """Storage for what the programs write: NaN, with margins."""
-
-    def __init__(self) -> None:
-        self._storages: list[Tensor] = []
-
-    def empty(self, like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        n = torch.Size(shape).numel()
-        storage = torch.full((n + 2 * 64,), torch.nan, dtype=dtype or like.dtype)
-        self._storages.append(storage)
-        return storage[64 : 64 + n].view(shape)
-
-    def check(self) -> None:
-        for storage in self._storages:
-            assert storage[:64].isnan().all(), "written before the beginning"
-            assert storage[-64:].isnan().all(), "written beyond the end"
-            assert storage[64:-64].isfinite().all(), "not all is written, or NaN was read"
 
 
 def limits(
@@ -104,10 +79,6 @@ def limits(
         ends = torch.searchsorted(number, number, right=True) - 1 + slots
         last = last.minimum(ends)
     return first.int(), last.int().contiguous()
-
-
-def seeded(draw: random.Random) -> torch.Generator:
-    return torch.Generator().manual_seed(draw.getrandbits(40))
 
 
 def compare(draw: random.Random) -> dict[str, Any]:
@@ -170,13 +141,6 @@ def compare(draw: random.Random) -> dict[str, Any]:
     # NaN is not below the limit.
     assert worst < LIMIT[dtype], f"{case} differs: {differences}"
     return {"dtype": str(dtype).removeprefix("torch."), "worst": worst}
-
-
-@contextmanager
-def instead(module: Any, **functions: Any) -> Iterator[None]:
-    """``functions`` in place of the module's of these names."""
-    with mock.patch.multiple(module, **functions):
-        yield
 
 
 def let_bfloat16_multiply() -> None:
@@ -313,23 +277,14 @@ def compiled(name: str, dtype: torch.dtype, width: int, target: tuple[Any, ...])
             attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(program, signature, constexprs=constants, attrs=attributes)
     result = triton.compile(source, target=GPUTarget(*target), options=options)
-    row = {
-        "program": name,
-        "dtype": str(dtype).removeprefix("torch."),
-        "width": width,
-        "target": target[1] if target[0] == "hip" else f"sm_{target[1]}",
-        "tiles": list(tiles),
-        "shared": result.metadata.shared,
-    }
-    if target[0] == "hip":
-        text = result.asm["amdgcn"]
-        row["registers"] = number(r"\.vgpr_count:\s+(\d+)", text)
-        row["spilled"] = number(r"\.vgpr_spill_count:\s+(\d+)", text)
-    else:
-        text = assembled(result.asm["ptx"], target[1])
-        row["registers"] = number(r"Used (\d+) registers", text)
-        row["spilled"] = number(r"(\d+) bytes spill stores", text)
-    return row
+    row = {"program": name, "width": width, "tiles": list(tiles)}
+    return row | report(result, dtype, target)
+
+
+def targets(widths: list[int], only: list[str]) -> None:
+    """Compile every program for every target and print a line for each."""
+    names = ("forward", "backward_queries", "backward_keys")
+    print_compiled(compiled, names, widths, only)
 
 
 class Elsewhere:
@@ -390,60 +345,9 @@ def cache(folder: Path, only: list[str]) -> None:
         print(f"compiled for {target[1]}", flush=True)
 
 
-def assembled(ptx: str, capability: int) -> str:
-    """The assembler's report on a program."""
-    from triton.backends.nvidia.compiler import get_ptxas
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "program.ptx")
-        path.write_text(ptx, encoding="utf-8")
-        name = re.search(r"\.target (\w+)", ptx)
-        assert name is not None
-        # As Triton's own call of it.
-        command = [
-            get_ptxas(capability).path,
-            "--regAllocOptLevel=2",
-            "-v",
-            f"-arch={name[1]}",
-            path,
-            "-o",
-            path.with_suffix(".cubin"),
-        ]
-        ran = subprocess.run(command, check=False, capture_output=True, text=True)
-        assert ran.returncode == 0, ran.stderr[-1000:]
-        return ran.stdout + ran.stderr
-
-
-def number(pattern: str, text: str) -> int:
-    found = re.search(pattern, text)
-    assert found is not None, f"the compiler does not say {pattern}"
-    return int(found[1])
-
-
-def targets(widths: list[int], only: list[str]) -> None:
-    """Compile every program for every target and print a line for each."""
-    spilled = 0
-    for target in TARGETS:
-        if only and str(target[1]) not in only:
-            continue
-        for dtype in (torch.float32, torch.bfloat16):
-            for width in widths:
-                for name in ("forward", "backward_queries", "backward_keys"):
-                    row = compiled(name, dtype, width, target)
-                    spilled += row["spilled"]
-                    print(json.dumps(row), flush=True)
-    if spilled:
-        raise SystemExit("some programs spill")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    verbs = parser.add_subparsers(dest="verb", required=True)
-    verb = verbs.add_parser("shapes", help="compare random shapes in Triton's interpreter")
-    verb.add_argument("--shapes", type=int, default=100, metavar="N")
-    verb.add_argument(
-        "--seed", type=int, default=0, help="of the first shape; the next has the next"
-    )
+    verbs = verbs_of(parser)
     verbs.add_parser("operator", help="check the operator, a graph and a model, interpreted")
     verb = verbs.add_parser("cache", help="fill a cache of Triton's with compiled programs")
     verb.add_argument("folder", type=Path)

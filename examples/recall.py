@@ -80,14 +80,7 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
         out = model(segment.tokens, memory, targets=segment.targets)
         memory = out.memory.detach()
         out.loss.backward()
-        for group in model.clip_groups():
-            torch.nn.utils.clip_grad_norm_(group, 1.0)
-        # Constant for half of the time, then down to a twentieth.
-        optimizer.param_groups[0]["lr"] = job["rate"] * min(
-            1.0, (step + 1) / 50, 2 * (1.025 - clock / seconds)
-        )
-        optimizer.step()
-        optimizer.zero_grad()
+        update(model, optimizer, job["rate"], step, clock / seconds)
         step += 1
         clock += time.process_time() - start
         full = job["panel"] == "level" and grown == 1
@@ -97,6 +90,18 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     read = step * ROWS * SEGMENT
     parameters = sum(p.numel() for p in model.parameters())
     return {"cpu_seconds": round(clock, 1), "tokens": read, "parameters": parameters} | found
+
+
+def update(
+    model: Any, optimizer: torch.optim.Optimizer, rate: float, step: int, share: float
+) -> None:
+    """Clip gradients and take a step, after a ``share`` of the time. The learning rate is ``rate`` for
+    half of it, after 50 steps that lead up to it, and then goes down to a twentieth."""
+    for group in model.clip_groups():
+        torch.nn.utils.clip_grad_norm_(group, 1.0)
+    optimizer.param_groups[0]["lr"] = rate * min(1.0, (step + 1) / 50, 2 * (1.025 - share))
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def learned(name: str, distances: Tensor, losses: Tensor | None, last: deque[Tensor]) -> bool:

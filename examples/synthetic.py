@@ -31,6 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recall import update
 from recall_models import CONTESTANTS, TODAY, made
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
@@ -144,14 +145,7 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
         tokens, targets = task.draw(ROWS, task.length, random)
         start = time.process_time()
         model(tokens, targets=targets).loss.backward()
-        for group in model.clip_groups():
-            torch.nn.utils.clip_grad_norm_(group, 1.0)
-        # Constant for half of the time, then down to a twentieth.
-        optimizer.param_groups[0]["lr"] = job["rate"] * min(
-            1.0, (step + 1) / 50, 2 * (1.025 - clock / seconds)
-        )
-        optimizer.step()
-        optimizer.zero_grad()
+        update(model, optimizer, job["rate"], step, clock / seconds)
         step += 1
         clock += time.process_time() - start
     return {"cpu_seconds": round(clock, 1), "updates": step, "right": score(model, task)}

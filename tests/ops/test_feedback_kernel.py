@@ -2,45 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
 from feedback_models import model_of, vectors
 from memspan.errors import MemspanError
+from memspan.ops import triton_programs
 from memspan.ops.feedback import programs
 from memspan.ops.feedback.recurrence import IMPLEMENTATIONS
-
-ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "benchmarks/feedback_kernel.py"
-needs_triton = pytest.mark.skipif(
-    find_spec("triton") is None, reason="needs Triton: pip install triton"
-)
-
-
-def proven(*arguments: str, interpret: bool) -> list[dict[str, Any]]:
-    """The lines that the script prints in a process of its own."""
-    environment = {**os.environ, "TRITON_INTERPRET": str(int(interpret))}
-    command = [sys.executable, SCRIPT, *arguments]
-    ran = subprocess.run(
-        command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    return [json.loads(line) for line in ran.stdout.splitlines()]
+from triton_scripts import needs_triton, proven
 
 
 @needs_triton
 @pytest.mark.processes
 def test_random_models_agree_with_float64_in_the_interpreter() -> None:
     """Guards of the storage included: see the script."""
-    (row,) = proven("shapes", "--shapes", "10", interpret=True)
+    (row,) = proven("feedback_kernel", "shapes", "--shapes", "10", interpret=True)
     assert sum(row["shapes"].values()) == 10
     assert set(row["worst"]) == {"float32", "bfloat16"}
 
@@ -49,7 +26,9 @@ def test_random_models_agree_with_float64_in_the_interpreter() -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("target", ["80", "90", "gfx942"])
 def test_programs_compile_without_spills(target: str) -> None:
-    rows = proven("targets", "--only", target, "--sizes", "small", interpret=False)
+    rows = proven(
+        "feedback_kernel", "targets", "--only", target, "--sizes", "small", interpret=False
+    )
     assert len(rows) == 6
     for row in rows:
         assert row["spilled"] == 0, row
@@ -62,7 +41,7 @@ def test_programs_are_chosen_by_name_alone() -> None:
 
 
 def test_triton_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "_installed", lambda: False)
+    monkeypatch.setattr(triton_programs, "INSTALLED", False)
     with pytest.raises(MemspanError, match="needs Triton: pip install triton, or use fused"):
         model_of()(vectors(1, 2), implementation="triton")
 
@@ -85,7 +64,7 @@ def test_cpu_is_refused() -> None:
 def test_inputs_beyond_the_programs_are_refused(
     x: torch.Tensor, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(programs, "interpreted", lambda: True)
+    monkeypatch.setattr(triton_programs, "interpreted", lambda program: True)
     obstacle = programs.obstacle(x)
     assert obstacle is not None
     assert obstacle.startswith(message)

@@ -2,45 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from memspan.errors import MemspanError
-from memspan.ops import relative_kernel
+from memspan.ops import triton_programs
 from memspan.ops.relative import IMPLEMENTATIONS, Positions, relative_attention
 from on_gpu.jobs import predicted
-
-ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "benchmarks/relative_kernel.py"
-needs_triton = pytest.mark.skipif(
-    find_spec("triton") is None, reason="needs Triton: pip install triton"
-)
-
-
-def proven(*arguments: str, interpret: bool) -> list[dict[str, Any]]:
-    """The lines that the script prints in a process of its own."""
-    environment = {**os.environ, "TRITON_INTERPRET": str(int(interpret))}
-    command = [sys.executable, SCRIPT, *arguments]
-    ran = subprocess.run(
-        command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    return [json.loads(line) for line in ran.stdout.splitlines()]
+from triton_scripts import needs_triton, proven
 
 
 @needs_triton
 @pytest.mark.processes
 def test_random_shapes_agree_with_float64_in_the_interpreter() -> None:
     """Guards of the storage included: see the script."""
-    (row,) = proven("shapes", "--shapes", "24", interpret=True)
+    (row,) = proven("relative_kernel", "shapes", "--shapes", "24", interpret=True)
     assert sum(row["shapes"].values()) == 24
     assert set(row["worst"]) == {"float32", "bfloat16"}
 
@@ -49,7 +27,7 @@ def test_random_shapes_agree_with_float64_in_the_interpreter() -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("target", ["80", "90", "gfx942"])
 def test_programs_compile_without_spills(target: str) -> None:
-    rows = proven("targets", "--only", target, "--widths", "64", interpret=False)
+    rows = proven("relative_kernel", "targets", "--only", target, "--widths", "64", interpret=False)
     assert len(rows) == 6
     for row in rows:
         assert row["spilled"] == 0, row
@@ -76,7 +54,7 @@ def test_options_beyond_the_programs_are_refused(option: dict[str, Any], message
 
 
 def test_triton_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relative_kernel, "INSTALLED", False)
+    monkeypatch.setattr(triton_programs, "INSTALLED", False)
     with pytest.raises(MemspanError, match="needs Triton: pip install triton, or use fused"):
         relative_attention(**given(), implementation="triton")
 
@@ -103,9 +81,8 @@ def test_cpu_is_refused() -> None:
 def test_inputs_beyond_the_programs_are_refused(
     changed: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from memspan.ops.relative_kernel import launch
 
-    monkeypatch.setattr(launch, "interpreted", lambda: True)
+    monkeypatch.setattr(triton_programs, "interpreted", lambda program: True)
     with pytest.raises(MemspanError, match=message):
         relative_attention(**changed, implementation="triton")
 
@@ -119,7 +96,7 @@ def test_programs_are_chosen_by_name_alone() -> None:
 @pytest.mark.processes
 def test_the_programs_are_an_operator_of_graphs_and_models() -> None:
     """opcheck, one graph with the same numbers, and a model that reads documents: see the script."""
-    (row,) = proven("operator", interpret=True)
+    (row,) = proven("relative_kernel", "operator", interpret=True)
     assert row["checked"] == ["opcheck", "graph", "model"]
 
 

@@ -35,7 +35,7 @@ def available(
     loaded: Collection[torch.dtype] | None = None,
 ) -> bool:
     """True if the loops of the C file ``source`` can run on tensors such as ``like``; ``bf16_weights``:
-    see :func:`functions`; ``loaded``: from :func:`loaded_types`, for :func:`torch.compile`, which cannot
+    see :func:`functions`; ``loaded``: from :func:`loaded_types`, for torch.compile, which cannot
     trace the loading of a library (None: the operation finds out when it runs)."""
     if like.device.type != "cpu" or like.dtype not in TYPES:
         return False

@@ -8,41 +8,28 @@ see ``docs/gpu.md``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from memspan.ops import triton_programs
 from memspan.ops.feedback import steps
 from memspan.ops.feedback.buffers import Buffers, Options
 
 WIDEST_STATE = 2048
 """The widest residual stream, which a program holds in registers."""
-CAPABILITY = (8, 0)
-"""The least that a GPU of NVIDIA needs."""
-TYPES = (torch.float32, torch.bfloat16)
 new_slots = steps.new_slots
 
 
 def obstacle(x: Tensor) -> str | None:
     """Why the programs cannot run on tensors such as ``x [B, T, D]``; None if they can."""
-    if not _installed():
-        return "needs Triton: pip install triton, or use fused"
-    if interpreted():
-        if x.device.type not in ("cpu", "cuda"):
-            return f"is interpreted on the CPU, and the tensors are on {x.device}: move them"
-    elif x.device.type != "cuda":
-        return (
-            "needs CUDA: use fused, or set TRITON_INTERPRET=1 before Triton is imported to try it "
-            "slowly on a CPU"
-        )
-    elif torch.version.hip is None and torch.cuda.get_device_capability(x.device) < CAPABILITY:
-        return "needs a GPU of compute capability 8.0 or more: use fused"
-    if x.dtype not in TYPES:
-        kind = str(x.dtype).removeprefix("torch.")
-        return f"takes float32 and bfloat16, not {kind}: convert, or use fused"
+    if not triton_programs.INSTALLED:
+        return triton_programs.MISSING
+    from memspan.ops.feedback import triton_kernel
+
+    if reason := triton_programs.obstacle(x, triton_kernel.forward):
+        return reason
     if x.shape[-1] > WIDEST_STATE:
         return f"takes states up to {WIDEST_STATE} wide, not {x.shape[-1]}: use fused"
     return None
@@ -57,6 +44,8 @@ class Tiles(NamedTuple):
     warps: int = 8
 
 
+TILES = Tiles()
+"""These spill on no target tried."""
 ROWS = 16
 """Rows of the batch that the programs of position gradients multiply at once."""
 
@@ -127,11 +116,6 @@ class Sizes(NamedTuple):
         return {name: constants[name] for name in kept} | {"ROWS": ROWS, "num_warps": 4}
 
 
-def plan(dtype: torch.dtype, d_model: int) -> Tiles:
-    """The default tiles, which spill on no target tried."""
-    return Tiles()
-
-
 def padded(width: int) -> int:
     """A power of two, 16 or more."""
     return max(16, 1 << (width - 1).bit_length())
@@ -175,8 +159,7 @@ def backward(buffers: Buffers, options: Options, gradients: Buffers) -> None:
     # [L, H, D, K] -> [L, H, K, D]
     b["query"] = b["query"].mT
     _launch(triton_kernel.backward, BACKWARD, b, options, sizes)
-    tiles = plan(b["streams"].dtype, sizes.d_model)
-    parts = -(-options.span // tiles.keys)
+    parts = -(-options.span // TILES.keys)
     with torch.cuda.device_of(b["streams"]):
         triton_kernel.position_gradients[(sizes.n_layers * sizes.n_heads * parts,)](
             *(b[name] for name in POSITIONS),
@@ -184,7 +167,7 @@ def backward(buffers: Buffers, options: Options, gradients: Buffers) -> None:
             batch,
             n_old,
             options.span,
-            **sizes.position_constants(tiles),
+            **sizes.position_constants(TILES),
         )
 
 
@@ -221,7 +204,7 @@ def _launch(
             options.eps,
             options.weights_scale,
             options.scale,
-            **sizes.constants(plan(b["streams"].dtype, sizes.d_model)),
+            **sizes.constants(TILES),
         )
 
 
@@ -233,17 +216,3 @@ def laid_out(t: Tensor) -> Tensor:
 def empty(like: Tensor, *shape: int) -> Tensor:
     """Storage in float32 for what a program writes; tests put guarded storage in its place."""
     return like.new_empty(shape, dtype=torch.float32)
-
-
-def interpreted() -> bool:
-    """True if Triton was imported with ``TRITON_INTERPRET=1``: programs then run on a CPU, slowly."""
-    from triton import JITFunction
-
-    from memspan.ops.feedback import triton_kernel
-
-    return not isinstance(triton_kernel.forward, JITFunction)
-
-
-@cache
-def _installed() -> bool:
-    return find_spec("triton") is not None

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.library import custom_op
-from triton import JITFunction
 
 from memspan.ops.first_derivatives import apply, first_derivatives_only
 from memspan.ops.limits import Limits
@@ -380,11 +379,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, scores: Tensor, limits
     else:
         out = apply(Attention, *given)
     return out
-
-
-def interpreted() -> bool:
-    """True if Triton was imported with ``TRITON_INTERPRET=1``: programs then run on a CPU, slowly."""
-    return not isinstance(kernel.forward, JITFunction)
 
 
 def with_rows(t: Tensor) -> Tensor:
