@@ -83,6 +83,7 @@ MISTAKES = {
     "measure run --tokenizer bytes": "has its own tokeniser",
     "measure nowhere": "nowhere",
     "measure run/checkpoints": "neither a run",
+    "measure text.txt": "text.txt is a file, neither a run nor a model",
     "measure models.py:few": (
         "has 64 tokens and no tokeniser, and bytes are 256: give its tokeniser"
     ),

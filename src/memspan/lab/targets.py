@@ -80,6 +80,11 @@ def named(
             f"{target} is neither a run, with a config.toml, nor a model of transformers, with a "
             "config.json: check the path"
         )
+    if folder.is_file():
+        raise MemspanError(
+            f"{target} is a file, neither a run nor a model: check the path (memspan measure takes "
+            "texts by --corpus)"
+        )
     if near := nearest(target, [*SHIPPED, *PRESETS]) or nearest_path(target):
         raise MemspanError(f"there is no {target}: perhaps {near} is meant")
     raise MemspanError(
