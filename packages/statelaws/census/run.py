@@ -10,6 +10,7 @@ Needs what requirements.txt lists. It can be stopped at any time and goes on fro
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import multiprocessing
 import os
@@ -29,6 +30,8 @@ BUDGET = 6.0
 """CPU seconds of the laws for a target's large weights; half of it as initialised."""
 WALL = 15
 """Seconds on the clock for one of CPU time, at the most."""
+DISTRIBUTIONS = {"recurrent-memory-transformer": "recurrent-memory-transformer-pytorch"}
+"""Packages that are named otherwise than their targets."""
 
 
 def main() -> None:
@@ -98,7 +101,7 @@ def examine(name: str, limit: int, result: Connection) -> None:
             if getattr(model, "enlarge", True):
                 randomise(model.module, 0)
             report = check(model, budget=BUDGET)
-            found["versions"] = dict(report.versions)
+            found["versions"] = {**report.versions, **version_of(name)}
             found["findings"] = [shown(asdict(finding)) for finding in report.findings]
             if broken := [finding.law for finding in report.broken]:
                 torch.manual_seed(0)
@@ -111,6 +114,15 @@ def examine(name: str, limit: int, result: Connection) -> None:
             found["refused"] = said(error)
     found["seconds"] = round(time.process_time() - started, 1)
     result.send(found)
+
+
+def version_of(name: str) -> dict[str, str]:
+    """The version of the library of a target."""
+    library = name.partition(":")[0]
+    if library in ("torch.nn", "memspan"):
+        return {}
+    package = DISTRIBUTIONS.get(library, library)
+    return {package: importlib.metadata.version(package)}
 
 
 def said(error: Exception) -> str:

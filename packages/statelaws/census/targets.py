@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -29,12 +30,12 @@ def target(name: str, *options: Any, **named: Any) -> Callable[[Callable[..., An
 # ----- torch
 
 
-@target("torch.nn.RNN", nn.RNN)
-@target("torch.nn.RNN of relu", nn.RNN, nonlinearity="relu")
-@target("torch.nn.GRU", nn.GRU, batch_first=True)
-@target("torch.nn.GRU of two layers", nn.GRU, num_layers=2)
-@target("torch.nn.LSTM", nn.LSTM)
-@target("torch.nn.LSTM of two layers, projected", nn.LSTM, num_layers=2, proj_size=4)
+@target("torch.nn: RNN", nn.RNN)
+@target("torch.nn: RNN of relu", nn.RNN, nonlinearity="relu")
+@target("torch.nn: GRU", nn.GRU, batch_first=True)
+@target("torch.nn: GRU of two layers", nn.GRU, num_layers=2)
+@target("torch.nn: LSTM", nn.LSTM)
+@target("torch.nn: LSTM of two layers, projected", nn.LSTM, num_layers=2, proj_size=4)
 def _(kind: type[nn.RNNBase], **options: Any) -> Any:
     return Recurrent(kind(6, 8, **options))
 
@@ -55,9 +56,9 @@ def loop(cell: nn.Module, n_states: int) -> Any:
     return Function(read, start, Inputs(width=6), cell)
 
 
-TARGETS["torch.nn.RNNCell"] = lambda: loop(nn.RNNCell(6, 8), 1)
-TARGETS["torch.nn.GRUCell"] = lambda: loop(nn.GRUCell(6, 8), 1)
-TARGETS["torch.nn.LSTMCell"] = lambda: loop(nn.LSTMCell(6, 8), 2)
+TARGETS["torch.nn: RNNCell"] = lambda: loop(nn.RNNCell(6, 8), 1)
+TARGETS["torch.nn: GRUCell"] = lambda: loop(nn.GRUCell(6, 8), 1)
+TARGETS["torch.nn: LSTMCell"] = lambda: loop(nn.LSTMCell(6, 8), 2)
 
 
 # ----- transformers
@@ -110,7 +111,7 @@ LATER = (
     *("exaone_moe", "kolibri1", "iquestcoder", "reformer", "xlnet", "bert", "roberta", "electra"),
     *("camembert", "rembert", "roformer", "openai-gpt", "cpmant", "inkling_text"),
     *("inkling2_text", "qwen4_exp_text", "hy_v3", "hy_v4", "flint", "dory", "sarvam_moe"),
-    *("sarvam_mla"),
+    "sarvam_mla",
 )
 """Types that statelaws has no recipe for."""
 
@@ -120,8 +121,11 @@ def of_type(model_type: str) -> Any:
 
     own = RECIPES.get(model_type)
     if own is None:
-        window = {"sliding_window": 8, "rope_theta": 1e4, "dropout": 0.0}
-        own = {**window, **OPTIONS.get(model_type, {})}
+        # A type that has no window would get one in its cache only.
+        known = AutoConfig.for_model(model_type).get_text_config(decoder=True)
+        common = {"sliding_window": 8, "rope_theta": 1e4, "dropout": 0.0}
+        own = {name: value for name, value in common.items() if hasattr(known, name)}
+        own |= OPTIONS.get(model_type, {})
     kind = type(AutoConfig.for_model(model_type))
     derived = {n for n in SIZES if isinstance(getattr(kind, n, None), property)}
     sizes = {n: size for n, size in SIZES.items() if n not in derived}
@@ -615,5 +619,17 @@ for each in (
 ):
     TARGETS[f"memspan: {each}"] = lambda each=each: of_memspan(each)
 
-# Other libraries first: what is known best comes last.
-TARGETS = dict(sorted(TARGETS.items(), key=lambda item: item[0].startswith("transformers")))
+
+
+def by_turns(targets: dict[str, Callable[[], Any]]) -> dict[str, Callable[[], Any]]:
+    """One of each library after the other, so that a census that was stopped has some of all."""
+    seen: Counter[str] = Counter()
+    turns = {}
+    for name in targets:
+        library = name.partition(":")[0]
+        turns[name] = seen[library]
+        seen[library] += 1
+    return dict(sorted(targets.items(), key=lambda item: turns[item[0]]))
+
+
+TARGETS = by_turns(TARGETS)
