@@ -620,7 +620,6 @@ for each in (
     TARGETS[f"memspan: {each}"] = lambda each=each: of_memspan(each)
 
 
-
 def by_turns(targets: dict[str, Callable[[], Any]]) -> dict[str, Callable[[], Any]]:
     """One of each library after the other, so that a census that was stopped has some of all."""
     seen: Counter[str] = Counter()

@@ -197,3 +197,30 @@ class OutOfOrder(Summing):
 def test_unreadable_models_are_refused(module: nn.Module, says: str) -> None:
     with pytest.raises(RefusedError, match=says):
         Causal(module)
+
+
+class CopiesItself:
+    """A container whose copies are made from its own tensors, as TensorDict's are."""
+
+    def __init__(self, h: Tensor) -> None:
+        self.h = h
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CopiesItself:
+        return CopiesItself(self.h.clone())
+
+
+def test_a_state_that_copies_itself_is_refused_where_rows_are_selected() -> None:
+    cell = nn.GRUCell(4, 8)
+
+    def read(x: Tensor, state: CopiesItself) -> tuple[Tensor, CopiesItself]:
+        h = state.h
+        outputs = []
+        for t in range(x.shape[1]):
+            h = cell(x[:, t], h)
+            outputs.append(h)
+        return torch.stack(outputs, 1), CopiesItself(h)
+
+    model = Function(read, lambda rows: CopiesItself(torch.zeros(rows, 8)), Inputs(width=4), cell)
+    (finding,) = check(model, ["rows"]).findings
+    assert finding.outcome == "refused"
+    assert "copies them in its own way: write an object with a select" in finding.detail

@@ -83,9 +83,18 @@ def _names(slots: str | Iterable[str]) -> list[str]:
 
 
 def mapped(function: Callable[[Tensor], Tensor], state: Any) -> Any:
-    """A state of any kind with ``function`` applied to its tensors; containers are copied."""
+    """A state of any kind with ``function`` applied to its tensors; containers are copied.
+
+    Raises:
+        RefusedError: a part of it is copied in its own way, in which ``function`` has no say.
+    """
+    results = {id(tensor): function(tensor) for tensor in tensors_of(state)}
     # deepcopy takes a part's copy from its memo if it is there.
-    return copy.deepcopy(state, {id(tensor): function(tensor) for tensor in tensors_of(state)})
+    copy_ = copy.deepcopy(state, {**results})
+    expected = {id(result) for result in results.values()}
+    if any(id(tensor) not in expected for tensor in tensors_of(copy_)):
+        raise RefusedError("its state holds tensors in an object that copies them in its own way")
+    return copy_
 
 
 def copied(state: Any) -> Any:

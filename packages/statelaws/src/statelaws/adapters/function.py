@@ -86,10 +86,16 @@ class Function:
         """
         if problem := self._unknown or self._rows:
             raise RefusedError(f"{problem}write an object with a select of its own ({HOW})")
-        return mapped(
-            lambda part: part.index_select(self.batch_dimension, rows) if part.dim() else part,
-            state,
-        )
+
+        def rows_of(part: Tensor) -> Tensor:
+            return part.index_select(self.batch_dimension, rows) if part.dim() else part
+
+        try:
+            return mapped(rows_of, state)
+        except RefusedError as error:
+            raise RefusedError(
+                f"{error}: write an object with a select of its own ({HOW})"
+            ) from None
 
     def copy(self, state: Any) -> Any:
         """Copy the whole state.
