@@ -39,10 +39,12 @@ def draw(kind: tuple[str, str], length: int, *, width: int = 5, values: int = 4)
     return given
 
 
-def results(given: Tensors, **options: Any) -> list[Tensor]:
+def results(
+    given: Tensors, operation: Any = generalized_delta_rule, **options: Any
+) -> list[Tensor]:
     """Outputs, memory, and gradients of all inputs."""
     leaves = {name: t.detach().requires_grad_() for name, t in given.items()}
-    y, after = generalized_delta_rule(**leaves, **options)
+    y, after = operation(**leaves, **options)
     loss = y.sin().sum() + after.cos().sum()
     return [y, after, *torch.autograd.grad(loss, list(leaves.values()))]
 
@@ -139,19 +141,41 @@ def test_documents_are_read_as_if_alone(kind: tuple[str, str], implementation: s
         assert_same(end[row : row + 1], after, 1e-11, "memory")
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind[0] != "none"], ids="-".join)
-@pytest.mark.parametrize("implementation", ["chunked", "compiled"])
-def test_float32_keeps_gradients_beside_extreme_decays(
-    kind: tuple[str, str], implementation: str
+EXTREMES = torch.tensor([1 - 1e-6, 1e-6], dtype=torch.float64).log()
+
+
+def extreme_decays(like: Tensor, which: str) -> Tensor:
+    """Decays from 1 - 1e-6 to 1e-6: their logarithms."""
+    weak, strong = EXTREMES
+    share = torch.rand(like.shape, generator=torch.Generator().manual_seed(0), dtype=like.dtype)
+    if which == "between":
+        return -((-weak) ** share) * (-strong) ** (1 - share)
+    return torch.where(share < {"weak": 1, "strong": 0, "both": 0.7}[which], weak, strong)
+
+
+@pytest.mark.parametrize("which", ["weak", "strong", "both", "between"])
+@pytest.mark.parametrize("rule", ["delta_rule", "keeping", "erasing"])
+@pytest.mark.parametrize("decay", ["head", "channel"])
+def test_float32_keeps_every_gradient_beside_extreme_decays(
+    decay: str, rule: str, which: str
 ) -> None:
-    given = draw(kind, 100, width=32, values=32)
-    weak = torch.rand_like(given["log_decay"]) < 0.7
-    extremes = torch.tensor([1 - 1e-6, 1e-6], dtype=torch.float64).log()
-    given["log_decay"] = torch.where(weak, *extremes)
+    given = draw((decay, "keeping" if rule == "delta_rule" else rule), 70, width=32, values=32)
+    given["log_decay"] = extreme_decays(given["log_decay"], which)
+    operation: Any = generalized_delta_rule
+    if rule == "delta_rule":
+        operation = delta_rule
+        given["beta"] = (
+            2 * torch.rand(2, 3, 70, generator=torch.Generator().manual_seed(0)).double()
+        )
     given = {name: t.float() for name, t in given.items()}
-    exact = results({n: t.double() for n, t in given.items()}, implementation="reference")
-    for ours, theirs in zip(results(given, implementation=implementation), exact, strict=True):
-        assert (ours - theirs).norm() <= 1e-4 * theirs.norm()
+    exact = results(
+        {n: t.double() for n, t in given.items()}, operation, implementation="reference"
+    )
+    for implementation in ("reference", "chunked", "compiled"):
+        found = results(given, operation, implementation=implementation)
+        for name, ours, theirs in zip(["y", "after", *given], found, exact, strict=True):
+            error = (ours - theirs).norm() / theirs.norm()
+            assert error <= 1e-4, f"{implementation}, {name}: {error:.1e}"
 
 
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from memspan.ops.chunks import by_chunks
@@ -153,8 +154,9 @@ def _delta_rule_backward(
     d_asked = decay.from_start * (d_y @ s.mT)
     d_read = decay.from_start * (d_v @ s.mT)
     d_written = decay.to_end * (u @ d_s.mT)
-    # Of the logarithm of the decay from token j to token i.
-    d_between = d_scores * scores - d_gram * gram
+    # Of the logarithm of the decay from token j to token i. To itself it is 1: what would cancel below
+    # is far larger than gradients of strong decays.
+    d_between = (d_scores * scores - d_gram * gram).tril_(-1)
     d_since = (q * d_asked - k * d_read).sum(-1)
     d_until = (k * d_written).sum(-1)
     d_whole = (decay.from_start[..., -1:, :] * s * d_s).sum((-1, -2))
@@ -164,8 +166,9 @@ def _delta_rule_backward(
     d_k = _add_product(d_written - d_read, d_scores.mT, q)
     _add_product(d_k, d_gram + d_gram.mT, k, -1.0)
     # Token t decays what goes from earlier tokens, or the chunk's start, to t or later tokens.
-    d_to = d_between.sum(-1) + d_since - d_between.sum(-2) - d_until
-    d_log = d_to.flip(-1).cumsum(-1).flip(-1) + (d_until.sum(-1) + d_whole).unsqueeze(-1)
+    d_to = d_between.sum(-1) + d_since - d_between.sum(-2)
+    d_earlier = F.pad(d_until[..., :-1].cumsum(-1), (1, 0))
+    d_log = d_to.flip(-1).cumsum(-1).flip(-1) + d_earlier + d_whole.unsqueeze(-1)
     return d_weights, d_q, d_k, d_v, d_beta, d_log.unsqueeze(-1)
 
 

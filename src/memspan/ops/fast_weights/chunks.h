@@ -382,7 +382,9 @@ static void backward_chunk(
             Lanes between = *(Lanes *)(c->between + at), *column = (Lanes *)(to + j);
             Lanes of_A = up_to(i - 1, *(Lanes *)(c->d_A + at), j);
             Lanes of_P = up_to(i, *(Lanes *)(c->d_P + at), j);
-            Lanes both = of_A * *(Lanes *)(c->A + at) + of_P * *(Lanes *)(c->P + at);
+            /* From a token to itself nothing decays: what would cancel is far larger than gradients of
+               strong decays. */
+            Lanes both = of_A * *(Lanes *)(c->A + at) + up_to(i - 1, of_P * *(Lanes *)(c->P + at), j);
             sum += both, *column -= both;
             *(Lanes *)(c->d_gram + at) += between * of_A;
             *(Lanes *)(c->d_scores + at) += between * of_P;
@@ -397,19 +399,19 @@ static void backward_chunk(
         multiply(c->part, NULL, TOKENS, 0, 1, before, c->zT, TOKENS, K, n, V);
         add_part(c->d_kT, -1, c->part, c->since, c->kT, to, c);
     }
-    REAL sum = 0;
+    REAL sum = 0, whole = 0;
     if (!none) {
         multiply(c->part, NULL, TOKENS, 0, 1, after, c->uT, TOKENS, K, n, V);
         add_part(c->d_kT, 1, c->part, c->until, c->kT, until, c);
-        for (int64_t i = 0; s && i < K * w; i++) sum += s[i] * d[i];
-        sum *= c->whole;
+        for (int64_t i = 0; s && i < K * w; i++) whole += s[i] * d[i];
+        whole *= c->whole;
     }
 
-    for (int64_t t = 0; t < n; t++) sum += until[t];
     /* Token t decays what goes from earlier tokens, or the chunk's start, to t or later ones. */
-    for (int64_t t = n - 1; t >= 0; t--) {
-        sum += to[t] - until[t];
-        *TOKEN(f->d_log_decay, b, head, start + t) = sum;
+    for (int64_t t = n - 1; t >= 0; t--) to[t] = sum += to[t];
+    for (int64_t t = 0; t < n; t++) {
+        *TOKEN(f->d_log_decay, b, head, start + t) = to[t] + whole;
+        whole += until[t];
     }
 
     if (!start && !f->d_before) return;
