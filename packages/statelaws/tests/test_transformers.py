@@ -19,7 +19,7 @@ transformers = pytest.importorskip("transformers")
 RELEASE = tuple(map(int, transformers.__version__.split(".")[:2]))
 pytestmark = pytest.mark.usefixtures("own_folder")
 since_5_17 = pytest.mark.skipif(RELEASE < (5, 17), reason="5.10 is not as 5.17 is")
-ONE_TOKEN = ("falcon_h1", "falcon_mamba", "mamba", "zamba2")
+ONE_TOKEN = ("falcon_h1", "falcon_mamba", "mamba", "nemotron_h", "zamba2")
 """Types that transformers 5.4 reads on with single tokens only."""
 QUICK = ("cuts", "causality", "rows", "values", "order-of-calls")
 

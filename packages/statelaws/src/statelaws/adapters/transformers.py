@@ -152,7 +152,14 @@ class Causal:
         def continued(calls: Calls, length: int) -> Tensor:
             functions = _functions(self.module, calls)
             _, first = functions["read"](tokens, functions["start"](len(tokens)))
-            output, _ = functions["read"](tokens[:, :length], first)
+            output, state = functions["read"](tokens[:, :length], first)
+            if output.shape[1] != length:
+                # By a mask that was broadcast.
+                raise ValueError(f"{output.shape[1]} outputs for {length} tokens")
+            if calls.masks == "new" and _holds_keys(state[0]):
+                unmasked = continued(replace(calls, masks="none"), length)
+                if not torch.allclose(output, unmasked):
+                    raise ValueError("a mask of the new tokens hides those before")
             return output
 
         problem = None
@@ -161,11 +168,8 @@ class Causal:
             for masks in kinds:
                 tried = replace(calls, masks=masks)
                 try:
-                    output = continued(tried, length)
-                    if masks != "new":
-                        return tried, length
-                    if torch.allclose(output, continued(replace(calls, masks="none"), length)):
-                        return tried, length
+                    continued(tried, length)
+                    return tried, length
                 except Exception as error:
                     problem = problem or error
         assert problem
@@ -216,6 +220,13 @@ class Causal:
 
     def source(self, names: Collection[str]) -> str:
         return "\n\n".join([self._made, source_of(self._functions, names)])
+
+
+def _holds_keys(cache: Any) -> bool:
+    """Whether a cache holds keys of attention."""
+    return hasattr(cache, "key_cache") or any(
+        hasattr(layer, "keys") for layer in getattr(cache, "layers", ())
+    )
 
 
 def _functions(module: Any, calls: Calls) -> Functions:
