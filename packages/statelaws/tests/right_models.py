@@ -417,6 +417,28 @@ def with_slots() -> Any:
     return Function(read, lambda rows: Slots(torch.zeros(rows, 8)), Inputs(width=4), cell)
 
 
+class Shared(nn.Module):
+    """Decays that all channels share: a parameter that was expanded, as of one head for many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.layer = nn.Linear(4, 4)
+        self.decay = nn.Parameter(torch.full((1,), 0.9).expand(4))
+
+    def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        outputs = []
+        for t in range(x.shape[1]):
+            state = self.decay * state + self.layer(x[:, t])
+            outputs.append(state)
+        return torch.stack(outputs, 1), state
+
+
+def shared() -> Any:
+    module = Shared()
+    return Function(module, lambda rows: torch.zeros(rows, 4), Inputs(width=4), module)
+
+
 def aligned() -> Any:
     """Its state is of whole chunks: right where a text is cut at multiples of eight."""
     torch.manual_seed(3)
@@ -449,6 +471,7 @@ for text, make in {
     "a Kalman filter": filtered,
     "an exponential mean": average,
     "a state with slots": with_slots,
+    "a parameter that was expanded": shared,
     "cuts at multiples of a chunk": aligned,
     "LSTM": lambda: rnn(nn.LSTM, batch_first=True),
     "three layers of GRU": lambda: rnn(nn.GRU, num_layers=3),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import statelaws
+from statelaws import floor
 
 SOURCES = Path(statelaws.__file__).parent
 FILES = {path.relative_to(SOURCES).as_posix(): path for path in SOURCES.rglob("*.py")}
@@ -37,6 +38,11 @@ def test_a_file_imports_torch_alone(name: str) -> None:
     others = {"torch", "pytest"} if name == "testing.py" else {"torch"}
     assert packages(iter(tree.body)) <= others
     assert packages(ast.walk(tree)) <= others | WITHIN_FUNCTIONS.get(name, set())
+
+
+def test_noticing_products_does_not_import_torchs_compiler() -> None:
+    # Importing it takes longer than all laws of a small model; torch wraps what would call for it.
+    assert not hasattr(floor._Products.__torch_dispatch__, "__wrapped__")
 
 
 def test_public_names_are_those_of_dir_and_have_docstrings() -> None:

@@ -13,6 +13,7 @@ SAMPLE = (
     *("linear attention, chunks of 8", "retention in float64", "diagonal state space by FFT"),
     *("a table of 48 positions", "convolutions with batch norm", "frames to a policy"),
     *("a state with slots", "cuts at multiples of a chunk", "logits times 1e-8", "spikes"),
+    "a parameter that was expanded",
 )
 UNDECIDED = {
     "a table of 48 positions": {"bounded", "long-run"},

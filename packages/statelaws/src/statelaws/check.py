@@ -20,6 +20,7 @@ from statelaws.laws.law import length_of
 from statelaws.protocol import Stateful
 from statelaws.reading import ITSELF, device_of
 from statelaws.report import Report
+from statelaws.states import stored
 
 FIRST = ("repeatable", "order-of-calls", "causality", "rows", "values", "cuts")
 """Laws that explain others, the first at fault first."""
@@ -89,7 +90,7 @@ def as_it_was(model: Stateful[Any]) -> Iterator[None]:
     module = model.module
     device = device_of(model)
     modes = [(each, each.training) for each in module.modules()]
-    tensors = [*module.parameters(), *module.buffers()]
+    tensors = [stored(tensor) for tensor in (*module.parameters(), *module.buffers())]
     values = [tensor.detach().clone() for tensor in tensors]
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from statelaws.states import stored
+
 PERTURBATIONS = 8
 FACTOR = 20
 """A law is broken where numbers differ by more than this many floors."""
@@ -132,6 +134,11 @@ class _Products(TorchDispatchMode):
     bits: int | None = None
     """Bits of their fractions: 7 of bfloat16, 10 of float16."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Else torch imports its compiler, which takes longer than all laws of a small model.
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         dtype = getattr(result, "dtype", None)
@@ -168,7 +175,7 @@ def perturbed(
     module: nn.Module, generator: torch.Generator, bits: IdleBits = MappingProxyType({})
 ) -> Iterator[None]:
     """Every weight a unit in the last place that counts larger or smaller, at random."""
-    weights = [p for p in module.parameters() if p.is_floating_point()]
+    weights = [stored(p) for p in module.parameters() if p.is_floating_point()]
     weights = [weight for weight in weights if weight.element_size() in _INTEGERS]
     before = [weight.detach().clone() for weight in weights]
     try:

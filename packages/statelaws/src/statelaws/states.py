@@ -102,6 +102,16 @@ def copied(state: Any) -> Any:
     return mapped(lambda tensor: tensor.detach().clone(), state)
 
 
+def stored(tensor: Tensor) -> Tensor:
+    """A view that has each number of a tensor's memory once: without dimensions that were expanded."""
+    if tensor.layout is not torch.strided:
+        return tensor
+    for dimension, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dimension] > 1:
+            tensor = tensor.narrow(dimension, 0, 1)
+    return tensor
+
+
 def size_of(leaves: Iterable[Any]) -> int:
     """Bytes behind a state's leaves: tensors' whole storages, each once.
 
