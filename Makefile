@@ -44,11 +44,13 @@ test-all: .full-venv native ## run the whole test suite, with all extras
 smoke: .full-venv native ## run a few tests of what needs other libraries (a minute)
 	.full-venv/bin/pytest -m smoke tests/integrations $(ARGS)
 
+# trl, peft and lightning are no extras: tests of what they do with exported models are skipped elsewhere.
 newest: ## run tests/integrations with the newest versions of all libraries but torch (minutes)
 	rm -rf .newest-venv
 	$(PYTHON) -m venv .newest-venv
 	grep '^torch==' constraints.txt > .newest-venv/torch.txt
-	.newest-venv/bin/pip install --quiet --disable-pip-version-check -c .newest-venv/torch.txt -e '.[dev,all]' -e ./packages/statelaws
+	.newest-venv/bin/pip install --quiet --disable-pip-version-check -c .newest-venv/torch.txt -e '.[dev,all]' -e ./packages/statelaws \
+	    trl peft lightning
 	.newest-venv/bin/pytest -n 2 tests/integrations packages/statelaws/tests/test_transformers.py --deselect tests/integrations/test_pins.py $(ARGS)
 
 # pip cannot ask for the oldest versions that the ranges in pyproject.toml allow.

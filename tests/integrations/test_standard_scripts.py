@@ -139,24 +139,42 @@ def test_prompts_of_peft_are_trained(tmp_path: Path) -> None:
     assert model.eval().generate(input_ids=text(1, 4), max_new_tokens=2).shape == (1, 6)
 
 
-def test_trl_trains_on_the_models_own_loss(tmp_path: Path) -> None:
+@pytest.mark.parametrize("packing", [False, True])
+def test_trl_trains_a_folder_on_its_own_loss(packing: bool, tmp_path: Path) -> None:
     trl = pytest.importorskip("trl")
     from datasets import Dataset
 
+    small().save_pretrained(tmp_path / "model")
     tokenizer = fast_tokenizer(ByteTokenizer())
     tokenizer.eos_token = "\n"
-    data = Dataset.from_dict({"text": ["To be, or not to be", "Aye"] * 2})
+    texts = ["To be, or not to be", "Aye", "that is the question"]
+    data = Dataset.from_dict({"text": texts})
     options = trl.SFTConfig(
-        str(tmp_path), max_steps=1, use_cpu=True, bf16=False, report_to="none", disable_tqdm=True
+        str(tmp_path / "run"),
+        max_steps=1,
+        max_length=32,
+        packing=packing,
+        eval_packing=packing,
+        use_cpu=True,
+        bf16=False,
+        report_to="none",
+        disable_tqdm=True,
     )
     training = trl.SFTTrainer(
-        small(), options, train_dataset=data, eval_dataset=data, processing_class=tokenizer
+        str(tmp_path / "model"),
+        options,
+        train_dataset=data,
+        eval_dataset=data,
+        processing_class=tokenizer,
     )
     training.train()
     found = training.evaluate()["eval_loss"]
-    (batch,) = training.get_eval_dataloader()
-    batch = {name: batch[name] for name in ("input_ids", "attention_mask", "labels")}
-    assert found == pytest.approx(float(training.model.eval()(**batch).loss.detach()), rel=1e-4)
+    model = training.model.eval()
+    losses = 0.0
+    for words in texts:
+        ids = torch.tensor([tokenizer(words + "\n")["input_ids"]])
+        losses += len(words) * float(model(input_ids=ids, labels=ids).loss.detach())
+    assert found == pytest.approx(losses / sum(map(len, texts)), rel=1e-4)
 
 
 @pytest.mark.smoke
