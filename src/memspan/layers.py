@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from memspan.models.mamba_2.layer import Mamba2Mixer as Mamba2Mixer
     from memspan.models.matrix.mixer import MatrixLayerMemory as MatrixLayerMemory
     from memspan.models.rwkv_7.layer import RWKV7Layer as RWKV7Layer
-    from memspan.models.rwkv_7.layer import RWKV7TimeMixing as RWKV7TimeMixing
+    from memspan.models.rwkv_7.time_mixing import RWKV7TimeMixing as RWKV7TimeMixing
     from memspan.models.transformer_xl.layer import TransformerXLAttention as TransformerXLAttention
     from memspan.models.transformer_xl.layer import TransformerXLLayer as TransformerXLLayer
     from memspan.models.transformer_xl.layer import (
@@ -72,7 +72,8 @@ __all__, __getattr__, __dir__ = lazily(
         "memspan.models.gla.layer": ("GLALayer", "GatedLinearAttention"),
         "memspan.models.delta_product.layer": ("DeltaProductLayer", "DeltaProductRule"),
         "memspan.models.gated_delta_net_2.layer": ("GatedDeltaNet2Layer", "GatedDeltaRule2"),
-        "memspan.models.rwkv_7.layer": ("RWKV7Layer", "RWKV7TimeMixing"),
+        "memspan.models.rwkv_7.layer": ("RWKV7Layer",),
+        "memspan.models.rwkv_7.time_mixing": ("RWKV7TimeMixing",),
         "memspan.models.matrix.mixer": ("MatrixLayerMemory",),
         "memspan.models.transformer_xl.layer": (
             "TransformerXLAttention",

@@ -62,7 +62,11 @@ def test_an_empty_associative_memory_is_not_amplified() -> None:
         ({"memory_tokens": 5}, "memory_tokens 5 are more than the 4 tokens of a block: lower "),
         ({"memory_tokens": 0}, "memory_tokens must be at least 1"),
         ({"block_length": 0}, "block_length must be at least 1"),
-        ({"backbone": "rmt"}, "backbone rmt has memory tokens already: wrap another"),
+        ({"backbone": "rmt"}, "backbone rmt carries a memory from block to block already: wrap"),
+        (
+            {"backbone": "infini"},
+            "backbone infini carries a memory from block to block already: wrap",
+        ),
         ({"backbone": "gru"}, "there is no backbone 'gru' to wrap: use one of transformer-xl, "),
         ({"backbone": "compressive"}, "backbone compressive learns by a loss on its own memory"),
         ({"backbone": "lstm", "associative": True}, "not those of lstm: use backbone transformer"),

@@ -84,6 +84,8 @@ class BackboneConfig(Protocol):
     """Pictures to draw beside the loss."""
     has_auxiliary_parameters: ClassVar[bool] = False
     """True if an auxiliary loss may have parameters of its own, with a learning rate of their own."""
+    reads_in_blocks: ClassVar[bool] = False
+    """True if a text is read in blocks, between which the architecture carries a memory itself."""
     starts_from: ClassVar[str] = "a run of the same architecture"
     """The runs whose weights it can begin with, in words; see ``Backbone.taken_from``."""
     bfloat16_tokens: ClassVar[bool] = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from memspan.checks import at_least, probability
 from memspan.errors import MemspanError
@@ -28,6 +28,8 @@ class InfiniConfig(HeadsConfig):
     """Initial weights. scaled: each matrix by its width and its role. papers: N(0, 0.02^2) for all."""
     dropout: float = 0.0
     """Dropout probability on embeddings, attention weights and sub-layer outputs."""
+
+    reads_in_blocks: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from memspan.devices import can_look
+from memspan.models.blocks import slots_in_use
 from memspan.nn import FeedForward, attention, dropout_layer, rotated, sinusoids, where_in_use
 from memspan.ops.fast_weights.feature_maps import elu_plus_one
 from memspan.ops.first_derivatives import sdpa
@@ -118,47 +118,58 @@ class InfiniAttention(nn.Module):
         length = (memory.length + n_tokens) % size
         left = [where_in_use(t[:, :, n_tokens:], length) for t in (keys, values)]
 
-        # Slots that no row uses are not worth attending to; to look would wait for another device.
-        slots = size - 1
-        if can_look(memory.length) and len(q):
-            slots = int(memory.length.max())
+        slots = slots_in_use(memory.length, size)
         keys, values = (t[:, :, size - 1 - slots :] for t in (keys, values))
         # Places in the block that memory is in: before its first token below 0, after its last from S.
         place = torch.arange(-slots, n_tokens, device=q.device) + memory.length[:, None]
+        local = self._attend(q, keys, values, place, codes[-slots - n_tokens :], plain)
         block = place.div(size, rounding_mode="floor")
+        # Sums over whole texts need float32, whatever precision the products have.
+        with torch.autocast(q.device.type, enabled=False):
+            full = (block == 0) & (memory.length + n_tokens >= size)[:, None]
+            weights, key_sum = self._write(keys, values, full, memory)
+            q = elu_plus_one(q.to(weights.dtype))
+            y = retrieved(q, weights, key_sum).where(
+                block[:, None, slots:, None] > 0, retrieved(q, memory.weights, memory.key_sum)
+            )
+            share = self.gate.sigmoid().to(weights.dtype)[:, None, None]
+            y = share * y + (1 - share) * local.to(weights.dtype)
+        return y, InfiniLayerMemory(weights, key_sum, left[0], left[1], length)
+
+    def _attend(
+        self, q: Tensor, keys: Tensor, values: Tensor, place: Tensor, codes: Tensor, plain: bool
+    ) -> Tensor:
+        """``A_dot [B, H, T, K]``: each token's block up to it.
+
+        Args:
+            keys: of the slots in use and the segment, as the values, ``[B, H, N + T, K]``.
+            place: their tokens' places, ``[B, N + T]``; blocks begin at multiples of ``S``.
+            codes: their rotary positions.
+        """
+        slots = keys.shape[2] - q.shape[2]
+        block = place.div(self.config.block_length, rounding_mode="floor")
         mask = (place[:, None] <= place[:, slots:, None]) & (
             block[:, None] == block[:, slots:, None]
         )
-        codes = codes[-slots - n_tokens :]
-        rate = self.config.dropout if self.training else 0.0
-        local = (attention if plain else sdpa)(
+        return (attention if plain else sdpa)(
             rotated(q, codes[slots:]),
             rotated(keys.to(q.dtype), codes),
             values.to(q.dtype),
             mask[:, None],
-            rate,
+            self.config.dropout if self.training else 0.0,
         )
 
-        # Sums over whole texts need float32, whatever precision the products have.
-        with torch.autocast(q.device.type, enabled=False):
-            weights = memory.weights
-            key_sum = memory.key_sum
-            features = elu_plus_one(keys)
-            if self.config.update == "delta":
-                values = values - retrieved(features, weights, key_sum)
-            full = (block == 0) & (memory.length + n_tokens >= size)[:, None]
-            features, values = (
-                t.masked_fill(~full[:, None, :, None], 0) for t in (features, values)
-            )
-            weights_after = weights + features.mT @ values
-            key_sum_after = key_sum + features.sum(2)
-            q = elu_plus_one(q.to(weights.dtype))
-            y = retrieved(q, weights_after, key_sum_after).where(
-                block[:, None, slots:, None] > 0, retrieved(q, weights, key_sum)
-            )
-            share = self.gate.sigmoid().to(weights.dtype)[:, None, None]
-            y = share * y + (1 - share) * local.to(weights.dtype)
-        return y, InfiniLayerMemory(weights_after, key_sum_after, left[0], left[1], length)
+    def _write(
+        self, keys: Tensor, values: Tensor, written: Tensor, memory: InfiniLayerMemory
+    ) -> tuple[Tensor, Tensor]:
+        """``M'`` and ``z'`` after the tokens that ``written [B, N + T]`` marks."""
+        features = elu_plus_one(keys)
+        if self.config.update == "delta":
+            values = values - retrieved(features, memory.weights, memory.key_sum)
+        features, values = (
+            t.masked_fill(~written[:, None, :, None], 0) for t in (features, values)
+        )
+        return memory.weights + features.mT @ values, memory.key_sum + features.sum(2)
 
 
 def retrieved(features: Tensor, weights: Tensor, key_sum: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from memspan.calls import Options
 from memspan.checks import at_least, check_types, probability
@@ -47,6 +47,8 @@ class RMTConfig(Options, BackboneConfig):
     dropout: float = 0.0
     """Dropout probability of the backbone."""
 
+    reads_in_blocks: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         from memspan.models.registry import MODELS
 
@@ -63,9 +65,10 @@ class RMTConfig(Options, BackboneConfig):
             raise MemspanError(
                 f"there is no backbone {self.backbone!r} to wrap: use one of {', '.join(MODELS)}"
             )
-        if issubclass(kind, RMTConfig):
+        if kind.reads_in_blocks:
             raise MemspanError(
-                f"backbone {self.backbone} has memory tokens already: wrap another, such as transformer"
+                f"backbone {self.backbone} carries a memory from block to block already: wrap another, "
+                "such as transformer"
             )
         if kind.has_auxiliary_parameters:
             raise MemspanError(

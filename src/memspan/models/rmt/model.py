@@ -23,13 +23,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from memspan.devices import can_look
 from memspan.memory import Memory
+from memspan.models.blocks import columns_of, from_block_start
 from memspan.models.initialisation import FACTORS, initialise
 from memspan.models.output import BackboneOutput
-from memspan.models.protocol import Backbone
 from memspan.models.rmt.config import RMTConfig
 from memspan.models.rmt.layer import NU, AssociativeMemory
+from memspan.models.wrapper import Wrapper
 from memspan.nn import sinusoids, where_in_use
 from memspan.trees import check_config
 
@@ -48,7 +48,7 @@ class RMTMemory(Memory):
     """``z [B, L, F]`` with associative memory; else ``L`` is 0."""
 
 
-class RMT(Backbone[RMTMemory]):
+class RMT(Wrapper[RMTMemory]):
     """Memory tokens around a stack over vectors, see :class:`memspan.models.Backbone`.
 
     Results do not depend on where a text is cut into segments. Gradients flow through all blocks of a
@@ -75,8 +75,7 @@ class RMT(Backbone[RMTMemory]):
             nn.init.zeros_(memory.get_parameter("value.weight"))
         # As tokens' embeddings, which a language model scales.
         nn.init.normal_(self.memory_tokens, std=FACTORS["embedding"])
-        self.backbone = config.wrapped().build()
-        self.implementations = self.backbone.implementations
+        self.wrap(config.wrapped().build())
 
     def row_sizes(self) -> Mapping[str, tuple[int | None, ...]]:
         config = self.config
@@ -96,14 +95,9 @@ class RMT(Backbone[RMTMemory]):
         n_tokens = x.shape[1]
         length = memory.tokens_seen % size
         blocks_before = memory.tokens_seen.div(size, rounding_mode="floor")
-        # Slots that no row uses are not worth reading again; to look would wait for another device.
-        slots = size - 1
-        if can_look(length) and len(x):
-            slots = int(length.max())
         both = torch.cat([memory.inputs.to(x.dtype), x], 1)
-        # Each row from its block's first token on. Columns after its last are seen by none before.
-        column = torch.arange(slots + n_tokens, device=x.device) + (size - 1 - length)[:, None]
-        rows = columns_of(both, column.clamp(max=size - 2 + n_tokens))
+        # Columns after a row's last are seen by none before.
+        rows = from_block_start(both, length, size)
         hidden = []
         for n, block in enumerate(rows.split(size, 1)):
             h, after = self.read_block(block, memory, blocks_before + n, implementation)
@@ -163,35 +157,10 @@ class RMT(Backbone[RMTMemory]):
         weights, key_sum = (torch.stack(each, 1) for each in zip(*written, strict=True))
         return transformer.final_norm(h), replace(memory, weights=weights, key_sum=key_sum)
 
-    @property
-    def layers(self) -> nn.ModuleList:  # type: ignore[override]
-        """The backbone's."""
-        return self.backbone.layers
-
-    @property
-    def recompute(self) -> bool:  # type: ignore[override]
-        """See :attr:`Backbone.recompute`: of the backbone's layers."""
-        return self.backbone.recompute
-
-    @recompute.setter
-    def recompute(self, wanted: bool) -> None:
-        self.backbone.recompute = wanted
-
-    def units(self) -> list[nn.Module]:
-        return self.backbone.units()
-
-    def compiled_loops(self) -> bool | None:
-        return self.backbone.compiled_loops()
-
     def float32_part(self) -> str | None:
         if self.associative:
             return "associative memory is written and read"
-        return self.backbone.float32_part()
-
-
-def columns_of(x: Tensor, columns: Tensor) -> Tensor:
-    """The ``columns [B, N]`` of ``x [B, T, D]``: ``[B, N, D]``."""
-    return x.gather(1, columns[..., None].expand(-1, -1, x.shape[2]))
+        return super().float32_part()
 
 
 def where(rows: Tensor, new: RMTMemory, old: RMTMemory) -> RMTMemory:

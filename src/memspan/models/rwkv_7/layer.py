@@ -1,178 +1,22 @@
-"""One layer of RWKV-7 (Peng et al. 2025, arXiv 2503.14456, section 4): time mixing and channel mixing.
+"""One layer of RWKV-7 (Peng et al. 2025, arXiv 2503.14456, section 4).
 
-Its rule is the general one: what is erased, and how much, has vectors of its own. Each token is read
-beside the one before it, and later layers see the first one's values.
+Its two parts are ``time_mixing.py``, which has the memory's rule, and ``channel_mixing.py``.
 """
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from memspan.errors import MemspanError
-from memspan.models.matrix.mixer import (
-    LowRank,
-    MatrixLayer,
-    MatrixLayerMemory,
-    MatrixMixer,
-    Reading,
-)
-from memspan.nn import dropout_layer
-from memspan.ops.delta_rules.rule import generalized_delta_rule
+from memspan.models.matrix.mixer import MatrixLayer, MatrixLayerMemory
+from memspan.models.rwkv_7.channel_mixing import RWKV7ChannelMixing
+from memspan.models.rwkv_7.time_mixing import RWKV7TimeMixing
 from memspan.trees import check_layer
 
 if TYPE_CHECKING:
-    from memspan.models.rwkv_7.config import RWKV7Config
     from memspan.models.segments import Documents
-
-SHIFTS = {"r": 0.2, "w": 0.9, "k": 0.7, "v": 0.7, "a": 0.9, "g": 0.2}
-"""By what is made of it, how fast the share of the token before falls along the channels at first."""
-
-
-class RWKV7TimeMixing(MatrixMixer):
-    """One layer's token mixing, without a residual or a norm before it.
-
-    With ``x_n = x + (previous x - x) * shift_n`` for each ``n``, ``LoRA(x) = W_up f(W_down x)``, and in
-    each head a decay ``w``, a rate ``a`` and a removal key ``c``, all ``[K]``::
-
-        S' = diag(w) S - (a * c) (x) (c S) + k (x) v        y = r S'
-        w = exp(-exp(-1/2) sigmoid(w_0 + LoRA(x_w)))        a = sigmoid(a_0 + LoRA(x_a))
-        c = unit(k' * xi)        k = k' * (1 + (a - 1) * alpha)        k' = W_k x_k        r = W_r x_r
-        v = v' + sigmoid(v_0 + LoRA(x_v)) (v'_first - v')        v' = W_v x_v
-
-    The output is ``(LayerNorm(y) + (r . (rho * k)) v) * LoRA(x_g)``, with a norm for each head.
-
-    Args:
-        config: its width, heads and ranks; the rest of a model's is not looked at.
-        layer: its place in a stack of ``n_layers``, which initial values depend on. From 1 on it needs
-            the first layer's values.
-    """
-
-    options = "RWKV7Config"
-
-    def __init__(self, config: RWKV7Config, layer: int = 0) -> None:
-        super().__init__(config)
-        d = config.d_model
-        inner = config.n_heads * config.head_width
-        left = 1 - layer / config.n_layers
-        ramp = torch.arange(d) / d
-        at = torch.linspace(-0.5, 0.5, inner)
-        in_head = torch.linspace(-1, 1, config.head_width).repeat(config.n_heads)
-        in_head = in_head * in_head.abs()
-        self.shift = nn.ParameterDict({n: 1 - ramp ** (p * left) for n, p in SHIFTS.items()})
-        self.query = nn.Linear(d, inner, bias=False)
-        self.key = nn.Linear(d, inner, bias=False)
-        self.value = nn.Linear(d, inner, bias=False)
-        self.decay = LowRank(d, config.rank("decay"), inner)
-        depth = 1 + (layer / max(1, config.n_layers - 1)) ** 0.3
-        self.decay_base = nn.Parameter(6 * (at + 0.5) ** depth - 5.5 + 2.5 * in_head)
-        self.rate = LowRank(d, config.rank("rate"), inner)
-        self.rate_base = nn.Parameter(0.3 * in_head + 0.4 * at - 0.19)
-        self.mixes_values = layer > 0
-        if self.mixes_values:
-            self.value_mix = LowRank(d, config.rank("value"), inner)
-            self.value_base = nn.Parameter(0.73 - 0.4 * at)
-        self.gate = LowRank(d, config.rank("gate"), inner)
-        self.removal = nn.Parameter(0.71 - 0.1 * at)
-        self.replacement = nn.Parameter(torch.full([inner], 1.02))
-        self.bonus = nn.Parameter(torch.full([inner], -0.04))
-        self.norm_weight = nn.Parameter(torch.full([inner], ((layer + 1) / config.n_layers) ** 0.7))
-        self.norm_bias = nn.Parameter(torch.zeros(inner))
-        self.output = nn.Linear(inner, d, bias=False)
-
-    def initial_memory(self, batch_size: int) -> MatrixLayerMemory:
-        sizes = self.config.row_sizes() | {"inputs": (1, self.config.d_model)}
-        return MatrixLayerMemory.zeros(next(self.parameters()), batch_size, sizes)
-
-    def forward(
-        self,
-        x: Tensor,
-        memory: MatrixLayerMemory | None = None,
-        implementation: str | None = None,
-        documents: Documents | None = None,
-        first_values: Tensor | None = None,
-        with_values: bool = False,
-    ) -> Any:
-        """See :meth:`MatrixMixer.forward`.
-
-        Args:
-            first_values: ``v'`` of the first layer, ``[B, T, H K]``.
-            with_values: return it, too, third.
-
-        Raises:
-            MemspanError: also where ``first_values`` are missing.
-        """
-        config = self.config
-        memory = check_layer(self, x, config.d_model, memory)
-        reading = self.reading(implementation, documents)
-        before, carried = reading.shift(x, memory.inputs)
-        of = {name: torch.lerp(x, before, shift) for name, shift in self.shift.items()}
-        v = self.value(of["v"])
-        projected = [
-            self.query(of["r"]),
-            self.key(of["k"]),
-            self.decay.up(self.decay.down(of["w"]).tanh()),
-            self.rate(of["a"]),
-            self.gate.up(self.gate.down(of["g"]).sigmoid()),
-        ]
-        if self.mixes_values:
-            if first_values is None:
-                raise MemspanError(
-                    "a layer after the first mixes in the first one's values: pass first_values, which "
-                    "the first one returns if it is called with with_values"
-                )
-            share = (self.value_mix(of["v"]) + self.value_base).sigmoid()
-            v = torch.lerp(v, first_values.to(v.dtype), share.to(v.dtype))
-        else:
-            first_values = v
-        with torch.autocast(x.device.type, enabled=False):
-            weights = memory.weights
-            r, k, w, a, gate = (t.to(weights.dtype) for t in projected)
-            v = v.to(weights.dtype)
-            log_decay = -math.exp(-0.5) * (w + self.decay_base).sigmoid()
-            a = (a + self.rate_base).sigmoid()
-            c = k * self.removal
-            k = k * (1 + (a - 1) * self.replacement)
-            bonus = self.bonus * r * k
-            heads = (*reading.written(k, a, log_decay), r, v, c, bonus)
-            k, a, log_decay, r, v, c, bonus = (
-                t.unflatten(-1, (config.n_heads, -1)).transpose(1, 2) for t in heads
-            )
-            c = F.normalize(c, dim=-1)
-            y, weights = generalized_delta_rule(
-                r, k, v, weights, log_decay=log_decay, erase=a * c, lookup=c, **reading.rule()
-            )
-            width = config.head_width
-            y = F.layer_norm(y, [width], eps=1e-5 * width).transpose(1, 2).flatten(2)
-            y = y * self.norm_weight + self.norm_bias
-            y = y + (bonus.sum(-1, keepdim=True) * v).transpose(1, 2).flatten(2)
-        y = self.output((y * gate).to(x.dtype))
-        after = MatrixLayerMemory(weights, carried)
-        return (y, after, first_values) if with_values else (y, after)
-
-
-class RWKV7ChannelMixing(nn.Module):
-    """The feed-forward sub-layer, ``W_2 f(W_1 (x + (previous x - x) * shift))^2``, as
-    :class:`RWKV7TimeMixing` is made."""
-
-    def __init__(self, config: RWKV7Config, layer: int = 0) -> None:
-        super().__init__()
-        ramp = torch.arange(config.d_model) / config.d_model
-        self.shift = nn.Parameter(1 - ramp ** (1 - layer / config.n_layers) ** 4)
-        self.inner = nn.Linear(config.d_model, config.d_ff, bias=False)
-        self.outer = nn.Linear(config.d_ff, config.d_model, bias=False)
-        self.activation = torch.relu if config.activation == "relu" else F.gelu
-        self.dropout = dropout_layer(config.dropout)
-
-    def forward(self, x: Tensor, inputs: Tensor, reading: Reading) -> tuple[Tensor, Tensor]:
-        """The output ``[B, T, D]``, and the last token to carry on, after ``inputs [B, 1, D]``."""
-        before, carried = reading.shift(x, inputs)
-        inner = self.activation(self.inner(torch.lerp(x, before, self.shift)))
-        return self.outer(self.dropout(inner.square())), carried
 
 
 class RWKV7Layer(MatrixLayer):
