@@ -4,6 +4,7 @@
     python examples/synthetic.py s3         # permutations of three things, and at each their product
     python examples/synthetic.py mqar       # keys and values, then questions (Zoology's protocol)
     python examples/synthetic.py table      # what was measured
+    python examples/synthetic.py pictures   # the same, drawn
 
 Models are those of `recall_models.py`: two layers of width 64, all with as many parameters. Each
 sequence begins with an empty memory. The learning rate is the better of two, tried with seed 0; time is
@@ -33,6 +34,7 @@ from torch import Tensor
 
 from recall import update
 from recall_models import CONTESTANTS, TODAY, made
+from synthetic_pictures import pictures
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import timing
@@ -211,7 +213,7 @@ def table(path: Path, task: str) -> str:
 
 def main() -> None:
     parser = timing.parser(__doc__)
-    parser.add_argument("task", choices=[*TASKS, "table"])
+    parser.add_argument("task", choices=[*TASKS, "table", "pictures"])
     parser.add_argument("--models", nargs="+", choices=CONTESTANTS, metavar="MODEL")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--workers", type=int, default=2, help="runs at once, a core each")
@@ -220,6 +222,10 @@ def main() -> None:
     path = options.out / "synthetic.json"
     if options.task == "table":
         print("\n\n".join(table(path, task) for task in TASKS))
+        return
+    if options.task == "pictures":
+        runs = [row for row in rows_in(path) if row["seed"]]
+        pictures(runs, options.out, PAIRS, WORDS // 2)
         return
     task = TASKS[options.task]
     names = options.models or task.models
