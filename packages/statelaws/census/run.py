@@ -30,6 +30,10 @@ BUDGET = 4.0
 """CPU seconds of the laws for a target's large weights, and half of it as initialised."""
 WALL = 15
 """Seconds on the clock for one of CPU time, at the most."""
+PRELOADED = (
+    *("transformers.models.auto.modeling_auto", "x_transformers", "titans_pytorch", "xlstm"),
+    *("torchrl.modules", "minGRU_pytorch.minLM", "recurrent_memory_transformer_pytorch"),
+)
 DISTRIBUTIONS = {"recurrent-memory-transformer": "recurrent-memory-transformer-pytorch"}
 """Packages that are named otherwise than their targets."""
 
@@ -55,7 +59,7 @@ def run(options: argparse.Namespace) -> None:
     done = set() if options.again else set(results())
     # What is imported before processes are forked costs once.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["targets", "transformers.models.auto.modeling_auto"])
+    context.set_forkserver_preload(["targets", *PRELOADED])
     for name in TARGETS:
         if name in done or not any(text in name for text in options.only):
             continue

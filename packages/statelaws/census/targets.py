@@ -12,6 +12,7 @@ from torch import nn
 
 from statelaws import Causal, Claims, Function, Inputs, Recurrent
 from statelaws.adapters.recipes import CODED, EXPERTS, PADDING, RECIPES, SIZES
+from statelaws.laws import NAMES
 from statelaws.states import copied, mapped
 
 TARGETS: dict[str, Callable[[], Any]] = {}
@@ -134,6 +135,9 @@ def of_type(model_type: str) -> Any:
     module = AutoModelForCausalLM.from_config(config).eval()
     claims = (CODED.get(model_type), PADDING.get(model_type))
     model: Any = Causal(module, *claims)
+    if model_type not in RECURRENT:
+        # A cache of keys grows, and what is longest to try says little of it.
+        model.laws = [law for law in NAMES if law not in ("bounded", "long-run", "gradients")]
     if hasattr(
         model.read(torch.zeros(1, 2).long(), model.start(1))[1][0], "activate_past_recording"
     ):
@@ -141,7 +145,8 @@ def of_type(model_type: str) -> Any:
     return model
 
 
-for each in (*LATER, *RECIPES):
+RECURRENT = [*RECIPES][[*RECIPES].index("mamba") :]
+for each in (*RECURRENT, *LATER, *(name for name in RECIPES if name not in RECURRENT)):
     TARGETS[f"transformers: {each}"] = lambda each=each: of_type(each)
 
 
