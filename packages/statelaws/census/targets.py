@@ -119,7 +119,7 @@ LATER = (
 
 
 def of_type(model_type: str) -> Any:
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
     own = RECIPES.get(model_type)
     if own is None:
@@ -138,9 +138,8 @@ def of_type(model_type: str) -> Any:
     if model_type not in RECURRENT:
         # A cache of keys grows, and what is longest to try says little of it.
         model.laws = [law for law in NAMES if law not in ("bounded", "long-run", "gradients")]
-    if hasattr(
-        model.read(torch.zeros(1, 2).long(), model.start(1))[1][0], "activate_past_recording"
-    ):
+        model.budget = 2.5
+    elif hasattr(DynamicCache, "activate_past_recording"):
         model.recording = lambda: Recording(module, *claims)
     return model
 
@@ -196,7 +195,9 @@ def x_transformer(**options: Any) -> Any:
         return module(tokens, return_intermediates=True)
 
     def later(tokens: torch.Tensor, cache: Any) -> Any:
-        return module(tokens, cache=cache, return_intermediates=True)
+        # As its generate does.
+        kept = cache if module.can_cache_kv else None
+        return module(tokens, cache=kept, return_intermediates=True)
 
     return WholeText(module, first, later)
 
@@ -292,6 +293,34 @@ def _(**options: Any) -> Any:
 
     claims = Claims(cuts=False)
     return Function(read, lambda rows: (None, None), Inputs(vocab_size=VOCABULARY), module, claims)
+
+
+@target("recurrent-memory-transformer: the wrapper of segments")
+def _() -> Any:
+    from recurrent_memory_transformer_pytorch import (
+        RecurrentMemoryTransformer,
+        RecurrentMemoryTransformerWrapper,
+    )
+
+    module = RecurrentMemoryTransformer(
+        dim=32, num_tokens=VOCABULARY, depth=2, num_memory_tokens=3, seq_len=8, dim_head=16,
+        heads=2, xl_mem_len=8, num_residual_streams=1, use_xl_memories=True,
+    )  # fmt: skip
+    wrapper = RecurrentMemoryTransformerWrapper(module)
+
+    def read(x: torch.Tensor, state: Any) -> Any:
+        """Several segments as in training, and one as while sampling."""
+        memories, xl = state
+        several = wrapper(x, memories, xl_memories=xl)[0] if x.shape[1] > 8 else None
+        outputs = []
+        for segment in x.split(8, 1):
+            y, memories, xl = module(segment, memories, xl_memories=xl)
+            outputs.append(y)
+        return torch.cat(outputs, 1) if several is None else several, (memories, xl)
+
+    claims = Claims(cuts=8, lengths={"segment": 8})
+    start = lambda rows: (None, None)  # noqa: E731
+    return Function(read, start, Inputs(vocab_size=VOCABULARY), wrapper, claims)
 
 
 class OfTitans(Function):
@@ -635,12 +664,14 @@ for each in ("feedback", "compressive", "xl-fixed", "fast-delta", "gated", "mamb
 
 
 def by_turns(targets: dict[str, Callable[[], Any]]) -> dict[str, Callable[[], Any]]:
-    """One of each library after the other, so that a census that was stopped has some of all."""
+    """One of each library after the other, so that a census that was stopped has some of all; of a
+    library with many kinds of one model, the later ones at the end."""
     seen: Counter[str] = Counter()
     turns = {}
     for name in targets:
         library = name.partition(":")[0]
-        turns[name] = seen[library]
+        late = seen[library] > 6 and library != "transformers"
+        turns[name] = seen[library] + 1000 * late
         seen[library] += 1
     return dict(sorted(targets.items(), key=lambda item: turns[item[0]]))
 
