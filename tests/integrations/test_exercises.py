@@ -29,7 +29,7 @@ FAULTS = [
         "memory = y[:, SLOTS + n :].detach()",
         "Not yet, gradients",
     ),
-    ("rmt", "allowed[:, :SLOTS] = True", "pass", "the rows end with"),
+    ("delta rule", "W + beta", "W + 0.5 * beta", "the rows end with"),
     ("delta rule", "W = W + ", "W += ", "Not yet, values"),
     (
         "reset",

@@ -160,7 +160,7 @@ def verdict(line: dict[str, Any]) -> str:
         return "broken"
     if set(outcomes.values()) <= {"refused", "not-offered"}:
         return "refused"
-    return "nothing broken" if outcomes["cuts"] == "holds" else "open"
+    return "nothing broken" if outcomes["cuts"] in ("holds", "not-offered") else "open"
 
 
 def cells(line: dict[str, Any]) -> list[str]:
@@ -198,7 +198,11 @@ def write_page() -> None:
     verdicts = [verdict(line) for line in lines]
     counts = ", ".join(f"{verdicts.count(each)} {each}" for each in sorted(set(verdicts)))
     seconds = sum(line.get("seconds", 0) for line in lines)
-    names = {name: v for line in lines for name, v in line.get("versions", {}).items()}
+    names = {
+        name.replace("_", "-"): version
+        for line in lines
+        for name, version in line.get("versions", {}).items()
+    }
     versions = ", ".join(f"{name} {names[name]}" for name in sorted(names))
     text = [
         "# Census: the laws on models of many libraries",

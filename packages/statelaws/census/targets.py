@@ -276,6 +276,16 @@ def _(use_lstm: bool) -> Any:
     return WholeText(module, first, later)
 
 
+class OfRMT(Function):
+    """Memories ``[B, ...]``, and keys and values ``[2, B, ...]`` of each layer."""
+
+    def select(self, state: Any, rows: torch.Tensor) -> Any:
+        memories, xl = state
+        if memories is None:
+            return state
+        return memories[rows], xl and [part[:, rows] for part in xl]
+
+
 @target("recurrent-memory-transformer", use_xl_memories=False)
 @target("recurrent-memory-transformer: memories of Transformer-XL", use_xl_memories=True)
 def _(**options: Any) -> Any:
@@ -292,7 +302,7 @@ def _(**options: Any) -> Any:
         return y, (memories, xl)
 
     claims = Claims(cuts=False)
-    return Function(read, lambda rows: (None, None), Inputs(vocab_size=VOCABULARY), module, claims)
+    return OfRMT(read, lambda rows: (None, None), Inputs(vocab_size=VOCABULARY), module, claims)
 
 
 @target("recurrent-memory-transformer: the wrapper of segments")
@@ -319,8 +329,7 @@ def _() -> Any:
         return torch.cat(outputs, 1) if several is None else several, (memories, xl)
 
     claims = Claims(cuts=8, lengths={"segment": 8})
-    start = lambda rows: (None, None)  # noqa: E731
-    return Function(read, start, Inputs(vocab_size=VOCABULARY), wrapper, claims)
+    return OfRMT(read, lambda rows: (None, None), Inputs(vocab_size=VOCABULARY), wrapper, claims)
 
 
 class OfTitans(Function):

@@ -21,27 +21,30 @@ TYPES = {
     "qwen3_5_text": HEADS,
     "olmo_hybrid": HEADS,
 }
+
+
+def read(model, pieces, cache):
+    for piece in pieces:
+        logits = model(piece, cache=cache, use_cache=True).logits
+    return logits
+
+
 for name, options in TYPES.items():
     torch.manual_seed(0)
     config = AutoConfig.for_model(name, **SIZES, **options)
     model = AutoModelForCausalLM.from_config(config).eval()
     tokens = torch.randint(64, (1, 15))
 
-    def read(pieces, cache):
-        for piece in pieces:
-            logits = model(piece, cache=cache, use_cache=True).logits
-        return logits
-
-    expected = read([tokens[:, :8], tokens[:, 11:]], DynamicCache(config=config))
+    expected = read(model, [tokens[:, :8], tokens[:, 11:]], DynamicCache(config=config))
     cache = DynamicCache(config=config)
     cache.activate_past_recording()
-    read([tokens[:, :8], tokens[:, 8:11]], cache)
+    read(model, [tokens[:, :8], tokens[:, 8:11]], cache)
     croppable = cache.is_croppable
     try:
         cache.crop(-3)
     except Exception as error:
         print(f"{name}: {type(error).__name__}: {error}")
         continue
-    seen = read([tokens[:, 11:]], cache)
+    seen = read(model, [tokens[:, 11:]], cache)
     off = (seen - expected).abs().max() / expected.std()
     print(f"{name}: off by {off:.1e} deviations; is_croppable {croppable}")
