@@ -124,7 +124,7 @@ def test_adapters_of_peft_are_evaluated(tmp_path: Path) -> None:
 
 
 @theirs
-@theirs
+@pytest.mark.filterwarnings("ignore:Position ids are not supported:UserWarning")
 def test_prompts_of_peft_are_trained(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
@@ -139,6 +139,7 @@ def test_prompts_of_peft_are_trained(tmp_path: Path) -> None:
     assert model.eval().generate(input_ids=text(1, 4), max_new_tokens=2).shape == (1, 6)
 
 
+@theirs
 @pytest.mark.parametrize("packing", [False, True])
 def test_trl_trains_a_folder_on_its_own_loss(packing: bool, tmp_path: Path) -> None:
     trl = pytest.importorskip("trl")
