@@ -34,7 +34,10 @@ PRELOADED = (
     *("transformers.models.auto.modeling_auto", "x_transformers", "titans_pytorch", "xlstm"),
     *("torchrl.modules", "minGRU_pytorch.minLM", "recurrent_memory_transformer_pytorch"),
 )
-DISTRIBUTIONS = {"recurrent-memory-transformer": "recurrent-memory-transformer-pytorch"}
+DISTRIBUTIONS = {
+    "recurrent-memory-transformer": "recurrent-memory-transformer-pytorch",
+    "fla": "flash-linear-attention",
+}
 """Packages that are named otherwise than their targets."""
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
+import runpy
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -467,6 +470,62 @@ def _(both: bool) -> Any:
         for name, block in state.items()
     }
     return model
+
+
+# ----- fla: the operations' references, which run without Triton
+
+
+class OfFla(nn.Module):
+    """A layer of two heads around an operation; gates in its logarithms, strengths below one."""
+
+    def __init__(
+        self, operation: Any, gates: dict[str, int], chunk: int, heads_first: bool
+    ) -> None:
+        super().__init__()
+        self.operation = operation
+        self.options = {"chunk_size": chunk} if chunk else {}
+        self.heads_first = heads_first
+        widths = {"q": 4, "k": 4, "v": 4, **gates}
+        self.projections = nn.ModuleDict({n: nn.Linear(8, 2 * w) for n, w in widths.items()})
+
+    def forward(self, x: torch.Tensor, state: Any) -> Any:
+        given = {}
+        for name, projection in self.projections.items():
+            part = projection(x).unflatten(-1, (2, -1))
+            if name == "k":
+                part = nn.functional.normalize(part, dim=-1)
+            elif name == "beta":
+                part = part.sigmoid()
+            elif name in ("g", "gk"):
+                part = nn.functional.logsigmoid(part)
+            part = part.squeeze(-1)
+            given[name] = part.transpose(1, 2) if self.heads_first else part
+        y, state = self.operation(
+            **given, **self.options, initial_state=state, output_final_state=True
+        )
+        return (y.transpose(1, 2) if self.heads_first else y).flatten(2), state
+
+
+@target("fla: gated delta rule", "gated_delta_rule", "recurrent_gated_delta_rule", g=1, beta=1)
+@target(
+    "fla: gated delta rule, chunks", "gated_delta_rule", "chunk_gated_delta_rule", 8, g=1, beta=1
+)
+@target("fla: gated linear attention", "gla", "recurrent_gla", gk=4)
+@target("fla: simple gated linear attention", "simple_gla", "recurrent_simple_gla", g=1)
+@target("fla: simple gated linear attention, chunks", "simple_gla", "chunk_simple_gla", 8, g=1)
+@target("fla: Kimi delta attention", "kda", "recurrent_kda", g=4, beta=1)
+@target("fla: delta rule", "delta_rule", "delta_rule_recurrence", beta=1)
+def _(folder: str, name: str, chunk: int = 0, **gates: int) -> Any:
+    # The package imports Triton's operations, which takes longer than all laws.
+    place = importlib.util.find_spec("fla")
+    assert place
+    assert place.submodule_search_locations
+    path = Path(place.submodule_search_locations[0], "ops", folder, "naive.py")
+    operations = runpy.run_path(str(path))
+    operation = operations.get(name) or operations[f"naive_{name}"]
+    module = OfFla(operation, gates, chunk, folder == "delta_rule")
+    claims = Claims(lengths={"chunk": chunk} if chunk else {})
+    return Function(module, lambda rows: None, Inputs(width=8), module, claims)
 
 
 # ----- Reinforcement learning
