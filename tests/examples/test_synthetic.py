@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -68,3 +69,18 @@ def test_gaps_in_mqar_follow_the_power_law() -> None:
     assert all(near > far for near, far in pairwise(asked[:8].tolist()))
     assert asked[0] > 0.9
     assert asked[-1] < 0.2
+
+
+def test_pictures_are_drawn_of_the_tasks_that_were_measured(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    rows = [
+        {"task": task, "model": model, "right": {"32": right, "64": right / 2}}
+        for task in ("mqar", "parity", "s3")
+        for model, right in (("kda", 0.5), ("lstm", 1.0))
+    ]
+    synthetic.pictures(rows, tmp_path, PAIRS, WORDS // 2)
+    assert {file.name for file in tmp_path.iterdir()} == {"mqar.png", "states.png"}
+    for file in tmp_path.iterdir():
+        file.unlink()
+    synthetic.pictures(rows[:4], tmp_path, PAIRS, WORDS // 2)
+    assert {file.name for file in tmp_path.iterdir()} == {"mqar.png"}
