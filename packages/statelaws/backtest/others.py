@@ -63,7 +63,7 @@ def x_transformer(**options: Any) -> Any:
     from x_transformers import Decoder, TransformerWrapper
 
     torch.manual_seed(0)
-    layers = Decoder(dim=32, depth=2, heads=2, attn_dim_head=16, **options)
+    layers = Decoder(dim=32, depth=2, heads=2, **{"attn_dim_head": 16, **options})
     module = TransformerWrapper(num_tokens=VOCABULARY, max_seq_len=512, attn_layers=layers)
     large(module)
     return WholeText(module)
@@ -83,7 +83,8 @@ def large(module: nn.Module) -> None:
 def _() -> dict[str, Make]:
     return {
         "absolute positions": x_transformer,
-        "rotary positions": lambda: x_transformer(rotary_pos_emb=True),
+        # These turn 32 numbers of a head at least.
+        "rotary positions": lambda: x_transformer(rotary_pos_emb=True, attn_dim_head=32),
     }
 
 
@@ -99,7 +100,7 @@ def _() -> dict[str, Make]:
 
         torch.manual_seed(0)
         layers = Decoder(
-            dim=32, depth=2, heads=2, attn_dim_head=16, rotary_pos_emb=True, attn_num_mem_kv=4
+            dim=32, depth=2, heads=2, attn_dim_head=32, rotary_pos_emb=True, attn_num_mem_kv=4
         )
         module = TransformerWrapper(
             num_tokens=VOCABULARY, max_seq_len=512, max_mem_len=16, attn_layers=layers

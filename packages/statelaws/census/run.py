@@ -30,6 +30,8 @@ BUDGET = 4.0
 """CPU seconds of the laws for a target's large weights, and half of it as initialised."""
 WALL = 15
 """Seconds on the clock for one of CPU time, at the most."""
+INFINITE = 1e9
+"""In results.jsonl, a difference that is not finite."""
 PRELOADED = (
     *("transformers.models.auto.modeling_auto", "x_transformers", "titans_pytorch", "xlstm"),
     *("torchrl.modules", "minGRU_pytorch.minLM", "recurrent_memory_transformer_pytorch"),
@@ -140,7 +142,7 @@ def said(error: Exception) -> str:
 def shown(finding: dict[str, Any]) -> dict[str, Any]:
     for key in ("difference", "floor"):
         if isinstance(finding[key], float):
-            finding[key] = float(f"{min(finding[key], 1e9):.2g}")
+            finding[key] = float(f"{min(finding[key], INFINITE):.2g}")
     return {key: value for key, value in finding.items() if value not in (None, "")}
 
 
@@ -166,6 +168,11 @@ def verdict(line: dict[str, Any]) -> str:
     return "nothing broken" if outcomes["cuts"] in ("holds", "not-offered") else "open"
 
 
+def size(finding: dict[str, Any]) -> str:
+    difference = finding.get("difference", 0)
+    return "by another shape, or NaN" if difference >= INFINITE else f"{difference:.1g}"
+
+
 def cells(line: dict[str, Any]) -> list[str]:
     """A row of the table."""
     findings = line.get("findings", [])
@@ -176,8 +183,8 @@ def cells(line: dict[str, Any]) -> list[str]:
             continue
         law = finding["law"]
         also = small.get(law, {})
-        number = f"{also.get('difference', 0):.1g}" if also.get("outcome") == "broken" else "not"
-        broken.append(f"{law} {finding.get('difference', 0):.1g} ({number})")
+        number = size(also) if also.get("outcome") == "broken" else "not"
+        broken.append(f"{law} {size(finding)} ({number})")
     others = [
         ", ".join(finding["law"] for finding in findings if finding["outcome"] == outcome)
         for outcome in ("refused", "inconclusive")
@@ -188,7 +195,7 @@ def cells(line: dict[str, Any]) -> list[str]:
         others = ["all", ""]
     if recorded := line.get("recorded"):
         outcome = recorded[0]["outcome"]
-        apart = f" {recorded[0]['difference']:.1g}" if outcome == "broken" else ""
+        apart = f" {size(recorded[0])}" if outcome == "broken" else ""
         reason = f"roll-back with a recorded past: {outcome}{apart}"
     reason = reason.replace("|", "\\|")[:160]
     return [line["target"], verdict(line), ", ".join(broken), *others, reason]
