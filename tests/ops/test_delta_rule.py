@@ -321,21 +321,22 @@ def test_memory_between_tokens_is_not_kept(implementation: str, rule: str) -> No
 # ----- Single tokens, decay, memories
 
 
+@pytest.mark.parametrize("n_tokens", [1, 2, 7])
 @pytest.mark.parametrize("width", [4, 40])
 @pytest.mark.parametrize("rule", ["gated", "delta"])
 @fast
-def test_step_without_gradients_matches_the_reference(
-    implementation: str, rule: str, width: int
+def test_few_tokens_without_gradients_match_the_reference(
+    implementation: str, rule: str, width: int, n_tokens: int
 ) -> None:
     """A path of its own in C: of heads that share keys, cut from a longer text."""
-    t = inputs(rule, 4, n_heads=6, width=width, key_heads=2)
-    one = {name: x if name == "weights" else x[:, :, 2:3] for name, x in t.items()}
+    t = inputs(rule, 10, n_heads=6, width=width, key_heads=2)
+    one = {n: x if n == "weights" else x[:, :, 2 : 2 + n_tokens] for n, x in t.items()}
     one["weights"] = one["weights"].mT.contiguous().mT
     expected = read(rule, repeated(one), implementation="reference")
     assert_all_same(read(rule, one, implementation=implementation), expected, 1e-11)
     if implementation == "compiled":
         given = RuleInputs(**one, feature_map=None, chunking=Chunking())
-        assert compiled.read_one(given) is not None
+        assert compiled.read_few(given) is not None
         for wrong in (
             {"log_decay": torch.ones_like(given.beta)},
             {"beta": given.beta[:, :1]},
@@ -345,7 +346,7 @@ def test_step_without_gradients_matches_the_reference(
             {"v": given.v[:, :5]},
             {"out": given.weights[:1]},
         ):
-            assert compiled.read_one(given._replace(**wrong)) is None
+            assert compiled.read_few(given._replace(**wrong)) is None
 
 
 @pytest.mark.parametrize("strongest", [-1e4, -torch.inf])

@@ -89,13 +89,15 @@ def run(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
     return y, after
 
 
-_ONE_TOKEN = struct.Struct("3q 8q")
-"""``OneToken`` in C."""
+FEW = 8
+"""Fewer tokens than these are faster one by one than as a chunk, as in ``token.h``."""
+_FEW_TOKENS = struct.Struct("4q 8q")
+"""``FewTokens`` in C."""
 
 
-def read_one(inputs: RuleInputs) -> tuple[Tensor, Tensor] | None:
-    """A single token of the delta rule: checks one by one, a graph and views would take most of its
-    time.
+def read_few(inputs: RuleInputs) -> tuple[Tensor, Tensor] | None:
+    """A token of the delta rule, or a few: checks one by one, a graph and views would take most of
+    their time.
 
     None unless all is as it must be and nothing is recorded: :func:`run` serves everything else.
     """
@@ -113,10 +115,10 @@ def read_one(inputs: RuleInputs) -> tuple[Tensor, Tensor] | None:
     dtype = v.dtype
     sizes = (*q.shape, *v.shape[1::2])
     code = library.functions(SOURCE, dtype, False) if dtype in library.TYPES else None
-    if code is None or len(sizes) != 6 or sizes[2] != 1 or not q.numel() or not v.numel():
+    if code is None or len(sizes) != 6 or not sizes[2] < FEW or not q.numel() or not v.numel():
         return None
-    batch, n_heads, _, width, n_value_heads, value_width = sizes
-    item = (batch, n_value_heads, 1)
+    batch, n_heads, steps, width, n_value_heads, value_width = sizes
+    item = (batch, n_value_heads, steps)
     memory = (batch, n_value_heads, width, value_width)
     shapes = (q.shape, q.shape, (*item, value_width), item, item, memory, memory)
     for t, shape in zip(tensors, shapes, strict=True):
@@ -128,8 +130,8 @@ def read_one(inputs: RuleInputs) -> tuple[Tensor, Tensor] | None:
     y = torch.empty_like(v)
     after = torch.empty_like(before) if out is None or not out.is_contiguous() else out
     given = [t.data_ptr() for t in (q, k, v, beta, log_decay, y, before, after)]
-    one_token = (_ONE_TOKEN.pack(n_value_heads // n_heads, width, value_width, *given),)
-    in_shares(code.one_token, one_token, batch * n_heads, before.numel())
+    few = (_FEW_TOKENS.pack(n_value_heads // n_heads, steps, width, value_width, *given),)
+    in_shares(code.few_tokens, few, batch * n_heads, steps * before.numel())
     return y, after
 
 

@@ -205,10 +205,10 @@ def _compiled(inputs: RuleInputs) -> tuple[Tensor, Tensor]:
     return compiled.run(inputs)
 
 
-def _read_one(inputs: RuleInputs) -> tuple[Tensor, Tensor] | None:
+def _read_few(inputs: RuleInputs) -> tuple[Tensor, Tensor] | None:
     from memspan.ops.fast_weights import compiled
 
-    return compiled.read_one(inputs)
+    return compiled.read_few(inputs)
 
 
 def _compiled_obstacle(inputs: RuleInputs) -> str | None:
@@ -311,7 +311,7 @@ def delta_rule(
     inputs = RuleInputs(q, k, v, beta, weights, feature_map, chunking, log_decay, out, starts)
     read = None
     if starts is None and implementation in (None, "compiled"):
-        read = _read_one(inputs)
+        read = _read_few(inputs)
     if read is None:
         # Only fla's kernels take a memory of another type.
         inputs.check(alike=implementation != "fla")

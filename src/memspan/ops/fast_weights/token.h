@@ -73,23 +73,28 @@ static int forward_tokens(const Loop *f, int64_t first, int64_t end) {
     return 1;
 }
 
-/* All contiguous: [heads of all rows, .]. */
+/* All contiguous: [heads of all rows, steps, .], memories [heads of all rows, K, V]. */
 typedef struct {
-    int64_t share, K, V;
+    int64_t share, steps, K, V;
     const REAL *q, *k, *v, *beta, *log_decay;
     REAL *y;
     const REAL *before;
     REAL *after; /* may be `before` */
-} OneToken;
+} FewTokens;
 
 /* Heads of keys first .. end - 1 of all rows. */
-EXPORT int one_token(const OneToken *f, int64_t first, int64_t end) {
-    int64_t K = f->K, V = f->V;
+EXPORT int few_tokens(const FewTokens *f, int64_t first, int64_t end) {
+    int64_t K = f->K, V = f->V, T = f->steps;
     for (int64_t r = first; r < end; r++)
-        for (int64_t head = r * f->share; head < (r + 1) * f->share; head++)
-            token_of(
-                f->y + head * V, NULL, f->after + head * K * V, f->before + head * K * V, f->k + r * K,
-                f->q + r * K, f->v + head * V, exp(f->log_decay[head]), f->beta[head], K, V
-            );
+        for (int64_t head = r * f->share; head < (r + 1) * f->share; head++) {
+            REAL *after = f->after + head * K * V;
+            for (int64_t t = 0; t < T; t++) {
+                int64_t own = head * T + t, of_keys = (r * T + t) * K;
+                token_of(
+                    f->y + own * V, NULL, after, t ? after : f->before + head * K * V, f->k + of_keys,
+                    f->q + of_keys, f->v + own * V, exp(f->log_decay[own]), f->beta[own], K, V
+                );
+            }
+        }
     return 1;
 }
