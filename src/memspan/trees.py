@@ -395,7 +395,8 @@ def check_field(
     if (
         field.dtype == dtype
         and len(field.shape) == len(shape)
-        and all(wanted in (None, size) for size, wanted in sizes)
+        # Not by `in`: while torch compiles, a symbolic size is in no tuple.
+        and all(wanted is None or wanted == size for size, wanted in sizes)
         and (field.device == device if device is not None else not field.is_meta)
     ):
         return

@@ -46,7 +46,7 @@ def check_vectors(
     if not (
         isinstance(x, Tensor)
         and len(shape := x.shape) == 3
-        and rows in (None, shape[0])
+        and (rows is None or rows == shape[0])
         and shape[2] == width
         and x.device == weight.device
         and suits(x, weight)
