@@ -337,7 +337,7 @@ def check_config(module: object, config: object, kind: str) -> None:
 def check_layer(layer: Any, x: Tensor, width: int, memory: L | None) -> L:
     """Refuse an ``x`` that is not ``[B, T, D]`` with ``D = width``, ``T >= 1``, on the layer's device
     and of its type, and a memory that is not the layer's, with as many rows. Returns the memory to read
-    on from, an empty one for None."""
+    on from, in the types of the layer's own, however it was stored; an empty one for None."""
     if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[2] != width or not x.shape[1]:
         found = form(x) if isinstance(x, Tensor) else type(x).__name__
         raise MemspanError(f"x must be [B, T, {width}] with at least one token, not {found}")
@@ -349,7 +349,12 @@ def check_layer(layer: Any, x: Tensor, width: int, memory: L | None) -> L:
     if memory is None:
         empty: L = layer.initial_memory(x.shape[0])
         return empty
-    check_like(memory, layer.initial_memory(0), x.shape[0], x.device)
+    like = layer.initial_memory(0)
+    check_like(memory, like, x.shape[0], x.device)
+    own = like.tensors()
+    stored = memory.tensors()
+    if any(t.dtype != own[name].dtype for name, t in stored.items()):
+        memory = replace(memory, **{name: t.to(own[name].dtype) for name, t in stored.items()})
     return recordable(memory)
 
 

@@ -102,6 +102,24 @@ def test_compiles_as_one_graph(name: str) -> None:
         assert_same(grad, theirs, 1e-9, "gradient")
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.xdist_group("compiled")
+def test_compiles_with_all_sizes_symbolic() -> None:
+    """``dynamic=True``, as for batches and segments of changing sizes: a memory is still known."""
+    case = CASES["gla-retention"]
+    backbone = dataclasses.replace(case.backbone, n_layers=1)
+    model = dataclasses.replace(case, backbone=backbone).model()
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="eager")
+    with torch.no_grad():
+        for rows, length in ((3, 4), (2, 5)):
+            memory = model(text(rows, 3)).memory
+            ours = compiled(text(rows, length), memory)
+            theirs = model(text(rows, length), memory)
+            assert_same(ours.logits, theirs.logits, 1e-9, "logits")
+            assert_memories_equal(ours.memory, theirs.memory, 1e-9)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_pass_waits_for_no_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two segments and back, on tensors without numbers: whoever looks at one fails."""

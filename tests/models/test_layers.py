@@ -159,6 +159,26 @@ def test_sums_stay_in_float32(kind: str) -> None:
 
 @made
 @each_kind
+def test_a_memory_stored_in_half_precision_is_read_on_in_full(kind: str, whole: bool) -> None:
+    layer = make(kind, whole)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 7, 8, generator=generator)
+
+    def read(memory: Any) -> tuple[Tensor, Any]:
+        y, after, *_ = layer(x, memory)
+        return y, after
+
+    stored = read(None)[1].detach().to(torch.float16)
+    y, after = read(stored)
+    expected, expected_after = read(stored.to(torch.float32))
+    assert_same(y, expected, 0.0, "output")
+    for name, tensor in after.tensors().items():
+        assert tensor.dtype == expected_after.tensors()[name].dtype
+        assert_same(tensor, expected_after.tensors()[name], 0.0, name)
+
+
+@made
+@each_kind
 def test_misfits_are_refused_in_one_line(kind: str, whole: bool) -> None:
     layer = make(kind, whole)
     x = torch.zeros(2, 3, 8)

@@ -35,6 +35,19 @@ each = pytest.mark.parametrize("name", ONE_OF_EACH.values())
 ROWS = (0, 1, 2, 5)
 
 
+@each
+def test_a_memory_stored_in_half_precision_is_read_on_in_full(name: str) -> None:
+    model = CASES[name].shared_model(torch.float32)
+    stored = model(text(2, 7)).memory.detach().to(torch.float16)
+    full = stored.to(torch.float32)
+    output = model(text(2, 7, 1), stored)
+    expected = model(text(2, 7, 1), full)
+    assert torch.equal(output.logits, expected.logits)
+    for field, tensor in output.memory.tensors().items():
+        assert torch.equal(tensor, expected.memory.tensors()[field])
+        assert tensor.dtype == expected.memory.tensors()[field].dtype
+
+
 def origins(model: LanguageModel, rows: int, path: Path) -> Iterator[tuple[str, Memory]]:
     """Each way in which a memory of so many rows comes about."""
     tokens = text(rows, 6)

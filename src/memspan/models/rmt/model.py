@@ -93,6 +93,7 @@ class RMT(Wrapper[RMTMemory]):
     ) -> BackboneOutput[RMTMemory]:
         size = self.config.block_length
         n_tokens = x.shape[1]
+        memory = memory.to(dtype=torch.promote_types(x.dtype, torch.float32))
         length = memory.tokens_seen % size
         blocks_before = memory.tokens_seen.div(size, rounding_mode="floor")
         both = torch.cat([memory.inputs.to(x.dtype), x], 1)
