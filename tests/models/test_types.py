@@ -46,8 +46,10 @@ def main() -> None:
     # Not options: they check themselves, and their messages are what users see.
     rooms = ("options", "registry", "initialisation")
     configs = (f"{path.parent.name}.config" for path in MODELS.glob("*/config.py"))
-    unchecked = tuple(f"memspan.models.{name}" for name in (*rooms, *configs))
-    checked = BeartypeConf(claw_skip_package_names=unchecked)
+    options = (f"memspan.models.{name}" for name in (*rooms, *configs))
+    # Triton's programs are not Python's functions.
+    programs = ("memspan.ops.feedback.triton_kernel", "memspan.ops.relative_kernel.kernel")
+    checked = BeartypeConf(claw_skip_package_names=(*options, *programs))
     packages = ("memspan.memory", "memspan.nn", "memspan.ops", "memspan.models")
     beartype_packages(packages, conf=checked)
     # beartype looks for what a NamedTuple's annotations name in a module that does not exist.
