@@ -68,17 +68,17 @@ def new_layer(width=32, n_heads=2):
 
 
 def small():
-    """A model of two layers: how it reads a segment, its weights, and its empty memory."""
-    layers = [new_layer() for _ in range(2)]
+    """A model of one layer: how it reads a segment, its weights, and its empty memory."""
+    layers = [new_layer()]
 
     def segment(h, memory):
         h, after = read(h, memory, layers)
         return h, [[W.detach() for W in matrices] for matrices in after], 0.0
 
     # [2 K, K] for each layer and head: DPFP doubles a key's width.
-    return segment, layers, [[torch.zeros(32, 16)] * 2] * 2
+    return segment, layers, [[torch.zeros(32, 16)] * 2]
 
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    learn(*small(), rounds=20, rate=0.003)
+    learn(*small())

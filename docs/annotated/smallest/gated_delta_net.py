@@ -65,7 +65,8 @@ def new_layer(width=32, n_heads=2):
     names = ["query", "key", "value", "gate"]
     heads = [{name: matrix(width, K) for name in names} for _ in range(n_heads)]
     for head in heads:
-        head |= {"taps": matrix(4, 3 * K).T.detach().requires_grad_()}
+        # The convolution passes each token on as it is, until it learns better.
+        head |= {"taps": torch.eye(4)[3].repeat(3 * K, 1).requires_grad_()}
         head |= {"step": zeros(width), "beta": zeros(width)}
         head |= {"A_log": zeros(), "dt_bias": torch.tensor(-3.0, requires_grad=True)}
     return {
@@ -79,15 +80,15 @@ def new_layer(width=32, n_heads=2):
 
 
 def small():
-    """A model of two layers: how it reads a segment, its weights, and its empty memory."""
-    layers = [new_layer() for _ in range(2)]
+    """A model of one layer: how it reads a segment, its weights, and its empty memory."""
+    layers = [new_layer()]
 
     def segment(h, memory):
         h, after = read(h, memory, layers)
         return h, [[[part.detach() for part in own] for own in each] for each in after], 0.0
 
-    # For each layer and head S [K, V] and the last three inputs of the convolution.
-    return segment, layers, [[[torch.zeros(16, 16), torch.zeros(3, 48)]] * 2] * 2
+    # For each layer and head S [K, V] and the last three inputs of the convolution, [3, 2 K + V].
+    return segment, layers, [[[torch.zeros(16, 16), torch.zeros(3, 48)]] * 2]
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def write_stream(n_tokens):
     return keys, values, answers, distances
 
 
-def recall(version, updates=300, rate=0.01):
+def recall(version, updates=400, rate=0.01):
     """Train a version, then score it on what follows in its texts: right answers by distance."""
     segment, layers, empty = version.small()
     width = layers[0]["output"].shape[1]
