@@ -23,6 +23,7 @@ import memspan.layers
 import memspan.models
 import memspan.ops
 import statelaws
+from docsite.groups import groups
 from memspan.lab.installed import require
 
 ROOT = Path(__file__).parents[1]
@@ -96,6 +97,21 @@ def test_reference_describes_the_listed_modules() -> None:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "MODULES"
     ]
     assert described.keys() == {*(module.__name__ for module in MODULES), *INTEGRATIONS}
+
+
+@pytest.mark.parametrize("module", [*(m.__name__ for m in MODULES), *INTEGRATIONS])
+def test_every_public_name_is_in_an_example_of_the_reference(module: str) -> None:
+    """tests/docs/test_examples.py runs them."""
+    page = ROOT / "docs/reference" / f"{module.rpartition('.')[2]}.md"
+    found = []
+    for group in groups(page):
+        code = "\n".join(re.findall(r"```python\n(.*?)```", group.text, flags=re.S))
+        found += [name for name in group.names if re.search(rf"\b{name}\b", code)]
+        assert re.search(r"\]\(\.\./[\w/-]+\.md", group.text), f"no page to read on: {group.title}"
+    lines = NAMES.read_text(encoding="utf-8").splitlines()
+    own = (re.match(rf"{re.escape(module)}\.(\w+)(\(|$)", line) for line in lines)
+    public = {line[1] for line in own if line}
+    assert sorted(found) == sorted(public)
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda m: m.__name__)

@@ -1,14 +1,20 @@
-"""Reference pages of the public names, from signatures and docstrings; nothing is imported."""
+"""Reference pages of the public names, from signatures and docstrings; nothing is imported.
+
+``docs/reference/NAME.md`` has a page's order: names in groups, each with links to read on and an
+example, which ``tests/docs`` runs. Names that no group has are not listed.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
 import griffe
 
 from docsite.code import ROOT
+from docsite.errors import DocsError
+from docsite.groups import groups
 from docsite.links import place, relative
 
 MODULES = {
@@ -27,8 +33,17 @@ SOURCES = ("src", "packages/statelaws/src")
 INDEX = "reference/index.md"
 
 
-def reference_pages(root: Path = ROOT) -> dict[str, str]:
-    """Each page's Markdown, by its place on the site."""
+def reference_pages(
+    root: Path = ROOT, shown: Callable[[str, str], str] = lambda text, page: text
+) -> dict[str, str]:
+    """Each page's Markdown, by its place on the site.
+
+    Args:
+        shown: what the site makes of a group's text, on a page.
+
+    Raises:
+        DocsError: a page's groups name what is not public.
+    """
     pages: dict[str, str] = {}
     described: dict[str, str] = {}
     listed = []
@@ -38,13 +53,19 @@ def reference_pages(root: Path = ROOT) -> dict[str, str]:
         parts = [f"# `{name}`", f"*Part of [public names]({PurePosixPath(INDEX).name}).*", own]
         summary = " ".join(own.partition("\n\n")[0].split())
         listed.append(f"[`{name}`]({PurePosixPath(page).name}): {summary}")
-        for public, member in _public(module):
-            if member.path in described:
-                there = relative(PurePosixPath(described[member.path]), PurePosixPath(page))
-                parts += [f"## `{public}`", f"See [`{public}`]({there}#{public.lower()})."]
-            else:
-                described[member.path] = page
-                parts.extend(_member(public, member, page, root))
+        members = dict(_public(module))
+        for group in groups(root / "docs" / page):
+            if unknown := {*group.names} - {*members}:
+                raise DocsError(f"docs/{page} names what is not public: {sorted(unknown)}")
+            parts += [f"## {group.title}", shown(group.text, page)]
+            for public in group.names:
+                member = members[public]
+                if member.path in described:
+                    there = relative(PurePosixPath(described[member.path]), PurePosixPath(page))
+                    parts += [f"### `{public}`", f"See [`{public}`]({there}#{public.lower()})."]
+                else:
+                    described[member.path] = page
+                    parts.extend(_member(public, member, page, root))
         pages[page] = "\n\n".join(part for part in parts if part) + "\n"
     lines = ["# Public names", "By module; a name stands where it is described."]
     pages[INDEX] = "\n\n".join([*lines, *(f"- {line}" for line in listed)]) + "\n"
@@ -86,7 +107,7 @@ def _public(module: griffe.Object | griffe.Alias) -> Iterator[tuple[str, griffe.
 
 
 def _member(name: str, member: griffe.Object, page: str, root: Path) -> Iterator[str]:
-    yield f"## `{name}`"
+    yield f"### `{name}`"
     yield from _described(member)
     yield _source(member, page, root)
     if not member.is_class:
@@ -99,13 +120,15 @@ def _member(name: str, member: griffe.Object, page: str, root: Path) -> Iterator
         and attribute.docstring
         and attribute.annotation
         and "property" not in attribute.labels
+        # Variables of a class are none of its options.
+        and attribute.labels & {"class-attribute", "instance-attribute"} != {"class-attribute"}
     ]
     if fields:
         yield "\n".join(field.replace("\n", "\n  ") for field in fields)
     for method in member.members.values():
         shown = method.is_function or "property" in method.labels
         if shown and not method.name.startswith("_") and method.docstring:
-            yield f"### `{name}.{method.name}` {{ #{name}.{method.name} }}"
+            yield f"#### `{name}.{method.name}` {{ #{name}.{method.name} }}"
             yield from _described(method)
 
 

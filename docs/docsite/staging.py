@@ -105,6 +105,10 @@ class Staging:
         text = links.rewritten(text, path, at, self.linked, self.root)
         return self.formulas.protected(pictures.by_scheme(text), path)
 
+    def reference_text(self, text: str, page: str) -> str:
+        """What somebody wrote for a page of the reference, with its links rewritten."""
+        return self._rewritten(text, Path("docs", page), PurePosixPath(page))
+
     def _annotated(self, path: Path, at: PurePosixPath) -> str:
         def show(lines: Lines, runs: list[Run]) -> str:
             source = Path(lines.place.path)
@@ -187,7 +191,7 @@ def stage(root: Path = ROOT) -> Staging:
     coverage.check(pages, root)
     shutil.rmtree(STAGED, ignore_errors=True)
     staging = Staging(root)
-    generated = reference.reference_pages(root)
+    generated = reference.reference_pages(root, staging.reference_text)
     for name in links.navigation():
         if name not in generated:
             staging.linked(_repository_path(name, root))

@@ -24,6 +24,8 @@ OTHERS = {DOCS / "guides" / f"{name}.md" for name in ("agents", "lm-eval", "tran
 """Guides whose code has a test in tests/integrations."""
 OTHERS |= {DOCS / "state-in-ci.md"}
 """It needs a model of the reader's own."""
+NEEDS = {"lm_eval": "lm_eval", "torchrl": "torchrl", "transformers": "transformers"}
+"""Libraries that examples of the reference need."""
 PAGES = [
     ROOT / "README.md",
     DOCS / "index.md",
@@ -33,6 +35,7 @@ PAGES = [
     *sorted({*(DOCS / "guides").glob("*.md")} - OTHERS),
     *sorted((DOCS / "lessons").glob("*.md")),
     *(page for page in sorted((DOCS / "annotated").glob("*.md")) if blocks(page)),
+    *sorted((DOCS / "reference").glob("*.md")),
 ]
 NOT_RUN = {
     r"make |pip install|PIP_EXTRA_INDEX_URL=": "installs, or runs this suite",
@@ -120,6 +123,8 @@ def folder(own_folders: Path, own_architectures: None, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.stem}")
 def test_the_code_of_a_page_runs(page: Path, folder: Path) -> None:
     """Blocks run in order, Python's in one namespace: a page is read from top to bottom."""
+    if page.parent.name == "reference" and page.stem in NEEDS:
+        pytest.importorskip(NEEDS[page.stem])
     names: dict[str, Any] = {}
     ran = 0
     for language, block in blocks(page):

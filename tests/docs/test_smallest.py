@@ -108,7 +108,7 @@ def test_a_lessons_program_stands_alone(name: str, capsys: pytest.CaptureFixture
     copied["RHYME"] = copied["RHYME"][:10]
     copied["learn"](*copied["small"](), rounds=1)
     assert capsys.readouterr().out.count("nats per letter") == 2
-    assert program.rstrip().splitlines()[-1].lstrip().startswith("learn(*small()")
+    assert program.rstrip().splitlines()[-1].lstrip().startswith("learn(*small(")
 
 
 @pytest.mark.parametrize("name", LESSONS)

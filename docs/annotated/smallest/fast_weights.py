@@ -67,18 +67,18 @@ def new_layer(width=32, n_heads=2):
     }
 
 
-def small():
-    """A model of one layer: how it reads a segment, its weights, and its empty memory."""
-    layers = [new_layer()]
+def small(n_layers=1):
+    """A model: how it reads a segment, its weights, and its empty memory."""
+    layers = [new_layer() for _ in range(n_layers)]
 
     def segment(h, memory):
         h, after = read(h, memory, layers)
         return h, [[W.detach() for W in matrices] for matrices in after], 0.0
 
     # [2 K, K] for each layer and head: DPFP doubles a key's width.
-    return segment, layers, [[torch.zeros(32, 16)] * 2]
+    return segment, layers, [[torch.zeros(32, 16)] * 2] * n_layers
 
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    learn(*small())
+    learn(*small(n_layers=2), rounds=20, rate=0.003)
