@@ -42,6 +42,7 @@ from memspan.memory import Memory
 from memspan.models import LanguageModel
 from memspan.models.registry import MODELS
 from memspan.native import library
+from memspan.ops.delta_rules.rule import generalized_delta_rule
 from memspan.ops.fast_weights import compiled
 from memspan.ops.fast_weights.feature_maps import DPFP
 from memspan.ops.fast_weights.rules import delta_rule
@@ -118,6 +119,22 @@ def delta(implementation: str, decay: bool = False, dpfp: bool = False) -> Call:
     return call
 
 
+def general(implementation: str) -> Call:
+    """The generalized delta rule of 64 tokens, with a decay per channel, forward and backward."""
+    torch.manual_seed(0)
+    q, k, v = (F.normalize(torch.randn(1, 2, 64, 32), dim=-1).requires_grad_() for _ in range(3))
+    log_decay = (-torch.rand(1, 2, 64, 32)).requires_grad_()
+    before = torch.randn(1, 2, 32, 32)
+
+    def call() -> None:
+        y, _ = generalized_delta_rule(
+            q, k, v, before, log_decay=log_decay, erase=k, lookup=k, implementation=implementation
+        )
+        torch.autograd.grad(y.sum(), [q, k, v, log_decay])
+
+    return call
+
+
 def attention() -> Call:
     """Relative attention of 32 tokens to themselves and 32 before them, forward and backward."""
     torch.manual_seed(0)
@@ -145,12 +162,14 @@ def memory_file() -> Call:
 
 
 WORKLOADS: dict[str, Callable[[], Call]] = {
-    **{f"token, {name}": partial(token, name) for name in ARCHITECTURES},
+    **{f"token, {name}": partial(token, name) for name in (*ARCHITECTURES, "kda")},
     **{f"training, {name}": partial(training, name) for name in ARCHITECTURES},
     "delta rule in C, DPFP": partial(delta, "compiled", dpfp=True),
     "delta rule in C, decay": partial(delta, "compiled", decay=True),
     "delta rule in PyTorch": partial(delta, "chunked"),
     "delta rule in PyTorch, decay": partial(delta, "chunked", decay=True),
+    "general rule in C": partial(general, "compiled"),
+    "general rule in PyTorch": partial(general, "chunked"),
     "relative attention": attention,
     "memory to a file and back": memory_file,
 }
