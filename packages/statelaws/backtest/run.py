@@ -32,7 +32,7 @@ ALSO = {
     "transformers": ["numpy<2.5"],
     "x-transformers": ["packaging"],
     "native-sparse-attention-pytorch": ["tqdm"],
-    "flash-linear-attention": ["transformers<5.20"],
+    "flash-linear-attention": ["transformers<5"],
     "continual-inference": ["numpy<2"],
 }
 NONE = "-"

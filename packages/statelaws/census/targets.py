@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from statelaws import Causal, Claims, Function, Inputs, Recurrent
-from statelaws.adapters.recipes import CODED, EXPERTS, PADDING, RECIPES, SIZES
+from statelaws.adapters.recipes import CODED, EXPERTS, LATENT, PADDING, RECIPES, SIZES
 from statelaws.laws import NAMES
 from statelaws.states import copied, mapped
 
@@ -86,12 +86,19 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "gpt_bigcode": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 1024},
     "ctrl": {"n_embd": 32, "n_layer": 2, "n_head": 4, "dff": 48, "n_positions": 1024},
     "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 1024},
-    "dbrx": {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 1024},
+    "dbrx": {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 1024,
+             "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
+             "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2}},
     "xglm": {"d_model": 32, "ffn_dim": 48, "num_layers": 2, "attention_heads": 4},
     "biogpt": {}, "jetmoe": {"kv_channels": 8, "num_local_experts": 4},
     "qwen2_moe": EXPERTS, "olmoe": EXPERTS, "granitemoe": EXPERTS, "granitemoeshared": EXPERTS,
     "ernie4_5_moe": EXPERTS, "phimoe": EXPERTS, "minimax_m2": EXPERTS, "hunyuan_v1_moe": EXPERTS,
     "flex_olmo": EXPERTS,
+    "cwm": {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
+    "deepseek_v2": {**LATENT, "q_lora_rank": 16, "first_k_dense_replace": 1, "n_group": 2,
+                    "topk_group": 1},
+    "dots1": {**EXPERTS, "n_shared_experts": 1, "n_group": 2, "topk_group": 1,
+              "first_k_dense_replace": 1},
     "bert": {"is_decoder": True}, "roberta": {"is_decoder": True},
     "electra": {"is_decoder": True, "embedding_size": 32}, "camembert": {"is_decoder": True},
     "rembert": {"is_decoder": True, "input_embedding_size": 32, "output_embedding_size": 32},
