@@ -6,17 +6,18 @@ writes ``results/recurrences.json``: how many times as much CPU time a side take
 segment forward and backward, and for one token after a memory.
 
 ``rule``: the operation alone, the same inputs for all. Sides, each where it has the rule: ``chunked``,
-ours in PyTorch, and flash-linear-attention's functions in PyTorch, which it calls naive: ``fla loop``
-and ``fla chunks``. With ``--compile``, ``torch.compile`` of ours in PyTorch; compiling it is not in its
-time. Nothing is measured unless outputs and gradients agree to 1e-4.
+ours in PyTorch; flash-linear-attention's functions in PyTorch, which it calls naive: ``fla loop``
+and ``fla chunks``; and in training ``attention-gym``, its reference implementation, in chunks. With
+``--compile``, ``torch.compile`` of ours in PyTorch; compiling it is not in its time. Nothing is
+measured unless outputs and gradients agree to 1e-4.
 
 ``layer``: a layer of transformers, as it runs without its kernels, against ours of the same sizes;
 they compute the same (``tests/integrations/test_matrix_layers.py``). One token of ours is read by the
 reader of a stack of one layer, which has norms and, for KDA, a feed-forward sub-layer of width 1
 besides.
 
-It needs flash-linear-attention's package ``fla-core``, unpacked, on the path, and einops. The package
-need not run, which would need Triton.
+It needs the packages attn-gym and einops, and flash-linear-attention's ``fla-core``, unpacked, on the
+path. That need not run, which would need Triton.
 """
 
 from __future__ import annotations
@@ -127,7 +128,20 @@ def heads_first(function: Callable[..., Any]) -> Callable[[Tensors, Tensor], Ten
     return run
 
 
+def gym(function: Callable[..., Any], decay: str) -> Callable[[Tensors, Tensor], Tensor]:
+    """attention-gym's function of ``[B, T, H, ...]`` and a memory ``[B, H, V, K]``."""
+
+    def run(x: Tensors, before: Tensor) -> Tensor:
+        given = [x[name].transpose(1, 2) for name in ("q", "k", "v", decay, "beta")]
+        y, _ = function(*given, before.mT.contiguous(), scale=1.0, impl="reference")
+        return y.transpose(1, 2)  # type: ignore[no-any-return]
+
+    return run
+
+
 def cases() -> dict[str, Case]:
+    from attn_gym.linear import chunk_gdn, chunk_kda
+
     simple = fla_module("simple_gla")
     gated = fla_module("gated_delta_rule")
     kda = fla_module("kda")
@@ -174,6 +188,7 @@ def cases() -> dict[str, Case]:
                 "fla chunks": swapped(
                     gated.naive_chunk_gated_delta_rule, **per_head | {"beta": "beta"}
                 ),
+                "attention-gym": gym(chunk_gdn, "head"),
             },
         ),
         "kda": Case(
@@ -182,6 +197,7 @@ def cases() -> dict[str, Case]:
             {
                 "fla loop": swapped(kda.naive_recurrent_kda, **alike | delta),
                 "fla chunks": swapped(kda.naive_chunk_kda, **alike | delta),
+                "attention-gym": gym(chunk_kda, "channel"),
             },
         ),
         "gated-delta-net-2": Case(
