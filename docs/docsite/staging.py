@@ -6,12 +6,14 @@ their columns; source files, the reference and the tables of measured rows are g
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -21,7 +23,7 @@ from docsite.errors import DocsError
 from docsite.figures import Figures
 from docsite.folds import Run
 from docsite.highlighting import heading, listing, rest, whole_file
-from docsite.maths import Formulas
+from docsite.maths import OPEN, Formulas
 from docsite.notebooks import read_notebook
 
 HERE = Path(__file__).parent
@@ -29,6 +31,8 @@ STAGED = ROOT / ".docs-build"
 """Folder that zensical reads and writes; git ignores it."""
 SITE = STAGED / "site"
 HOME = PurePosixPath("index.md")
+CARD = "assets/style/card.png"
+"""The picture that stands beside a link to the site."""
 
 
 class Staging:
@@ -133,6 +137,30 @@ class Staging:
         hidden = "---\nhide:\n  - navigation\n---\n\n" if page.places else ""
         return hidden + text
 
+    def described(self, page: str, name: str) -> str:
+        """A built page with a description of its own: its first paragraph; and what services that show
+        a link to it ask for: title, description and, where the site has an address, a picture."""
+        title = html.unescape(re.sub("<[^>]+>", "", _first(r"<h1[^>]*>(.*?)(?:<a |</h1>)", page)))
+        content = page.partition("</h1>")[2]
+        paragraphs = re.findall(r"<p>(.*?)</p>", content, flags=re.S)
+        plain = (html.unescape(re.sub("<[^>]+>", "", text)) for text in paragraphs)
+        texts = (" ".join(text.split()) for text in plain)
+        first = next((text for text in texts if len(text) > 60 and OPEN not in text), "")
+        if not first:
+            return page
+        about = textwrap.shorten(first, 200, placeholder=" …")
+        card = {"og:type": "article", "og:title": title.strip(), "og:description": about}
+        if address():
+            card |= {
+                "og:url": f"{address().rstrip('/')}/{name}",
+                "og:image": f"{address().rstrip('/')}/{CARD}",
+            }
+        lines = [f'<meta property="{key}" content="{html.escape(card[key])}">' for key in card]
+        lines.append('<meta name="twitter:card" content="summary_large_image">')
+        described = f'<meta name="description" content="{html.escape(about)}">'
+        found = re.compile(r'<meta name="description" content="[^"]*">')
+        return found.sub(lambda _: "\n".join([described, *lines]), page, count=1)
+
     def _later(self, code: str) -> str:
         """Stands for HTML that is put in after the build: Markdown would take a minute over code."""
         self.code.append(code)
@@ -170,6 +198,11 @@ class Staging:
             there = links.relative(links.place(file, self.root), at)
             lines.append(f"- [`{file.relative_to(path)}`]({there})")
         return _not_searched("\n".join(lines) + "\n")
+
+
+def _first(pattern: str, text: str) -> str:
+    found = re.search(pattern, text, flags=re.S)
+    return found[1] if found else ""
 
 
 def _not_searched(text: str) -> str:
@@ -250,7 +283,10 @@ def build() -> None:
         for name in ("404.html", "sitemap.xml"):
             (SITE / name).unlink()
     for page in SITE.rglob("*.html"):
-        page.write_text(staged.put_in(page.read_text(encoding="utf-8")), encoding="utf-8")
+        text = staged.described(
+            page.read_text(encoding="utf-8"), page.relative_to(SITE).as_posix()
+        )
+        page.write_text(staged.put_in(text), encoding="utf-8")
     for index in (SITE / "search.json", SITE / "search.js"):
         index.write_text(
             staged.formulas.as_text(index.read_text(encoding="utf-8")), encoding="utf-8"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import logging
 import os
 import re
 import subprocess
@@ -157,3 +158,18 @@ def test_reports_skipped_files_and_encodings(run: Path, capsys: pytest.CaptureFi
     ):
         cli.main(verb)
         assert "".join(capsys.readouterr()).count("iconv -f CP1252") == 1
+
+
+def test_a_note_goes_where_the_error_stream_is_at_that_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A live line of progress stands in for it, and prints notes above itself."""
+    live = io.StringIO()
+
+    def verb(arguments: list[str]) -> None:
+        monkeypatch.setattr(sys, "stderr", live)
+        logging.getLogger("memspan").warning("a note")
+
+    monkeypatch.setattr(cli, "_dispatch", verb)
+    cli.main(["measure"])
+    assert live.getvalue() == "memspan: a note\n"

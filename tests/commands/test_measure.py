@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,22 @@ def test_measure_prints_and_writes_numbers(
     assert second["attention"] is None
     assert any("no size to vary" in line for line in second["left_out"])
     assert Path("report/measure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_one_run_is_answered_first_within_the_terminals_width(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    measured = memspan.measure("run", longest=32, budget=1000)
+    assert measured.span is not None
+    found = dataclasses.replace(measured.span, tokens=8, low=4, high=16, beyond=False)
+    said = report.printed(Report([dataclasses.replace(measured, span=found)]))
+    first, _, rest = said.partition("\n")
+    assert re.fullmatch(r"run uses 8 (bytes|tokens) of history \(95 % interval: 4 to 16\)\.", first)
+    overview = rest.split("\n\n")[1].splitlines()
+    assert overview[0] == "Span"
+    assert overview[1].split() == ["run", "run"]
+    assert max(map(len, said.splitlines())) <= 80
 
 
 @pytest.mark.plots

@@ -39,6 +39,16 @@ VERBS = ("train", "evaluate", "generate", "measure", "check", "export", "convert
 """Each is a function in the module of the same name in :mod:`memspan.lab.commands`."""
 
 
+class _Notices(logging.Handler):
+    """Writes to the standard error of the moment, which a live line of progress makes its own."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            print(self.format(record), file=sys.stderr)
+        except Exception:
+            self.handleError(record)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; exits with status 2 after one line on a user's mistake."""
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -47,7 +57,7 @@ def main(arguments: list[str] | None = None) -> None:
         # A model may write characters that the terminal's encoding does not have.
         sys.stdout.reconfigure(errors="replace")
     # Warnings that belong beside the result.
-    notices = logging.StreamHandler()
+    notices = _Notices()
     notices.setFormatter(logging.Formatter("memspan: %(message)s"))
     logging.getLogger("memspan").addHandler(notices)
     try:

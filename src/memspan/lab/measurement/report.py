@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import math
+import shutil
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -266,18 +268,49 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f}"
 
 
+def answers(report: Report) -> Iterator[str]:
+    """Say for each run, in a sentence, how much history it uses."""
+    for name, m in zip(report.names, report.measurements, strict=True):
+        if m.span is None:
+            continue
+        unit = "byte" if m.tokenizer == "bytes" else "token"
+        if m.span.tokens is None:
+            yield f"{name} uses no history: it predicts worst with the longest."
+            continue
+        least = "at least " if m.span.beyond else ""
+        yield (
+            f"{name} uses {least}{counted(m.span.tokens, unit)} of history (95 % interval: "
+            f"{m.span.low:,} to {m.span.high:,})."
+        )
+
+
 def printed(report: Report) -> str:
-    """The tables as text."""
-    parts = []
+    """The answers, then the tables as text; a table of one run has a line for each of its columns."""
+    parts = ["\n".join(map(_wrapped, answers(report)))] if any(answers(report)) else []
     for table in report.tables():
+        if table.title == "Span" and len(table.rows) == 1:
+            (row,) = table.rows
+            width = max(map(len, table.columns))
+            lines = [
+                f"  {column.ljust(width)}  {cell}".rstrip()
+                for column, cell in zip(table.columns, row, strict=True)
+            ]
+            parts.append("\n".join([table.title, *lines, _wrapped(table.note)]))
+            continue
         cells = [table.columns, *table.rows]
         widths = [max(len(row[i]) for row in cells) for i in range(len(table.columns))]
         lines = [
             "  " + "  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
             for row in cells
         ]
-        parts.append("\n".join([table.title, *lines, table.note]))
-    return "\n\n".join([*parts, *report.notes])
+        parts.append("\n".join([table.title, *lines, _wrapped(table.note)]))
+    return "\n\n".join([*parts, *map(_wrapped, report.notes)])
+
+
+def _wrapped(text: str) -> str:
+    """Break a sentence between words where the terminal ends."""
+    width = shutil.get_terminal_size().columns
+    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 def written(report: Report, folder: Path) -> list[Path]:
