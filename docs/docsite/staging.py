@@ -145,7 +145,7 @@ class Staging:
         paragraphs = re.findall(r"<p>(.*?)</p>", content, flags=re.S)
         plain = (html.unescape(re.sub("<[^>]+>", "", text)) for text in paragraphs)
         texts = (" ".join(text.split()) for text in plain)
-        first = next((text for text in texts if len(text) > 60 and OPEN not in text), "")
+        first = next((text for text in texts if len(text) > 120 and OPEN not in text), "")
         if not first:
             return page
         about = textwrap.shorten(first, 200, placeholder=" …")
