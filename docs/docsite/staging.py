@@ -283,9 +283,7 @@ def build() -> None:
         for name in ("404.html", "sitemap.xml"):
             (SITE / name).unlink()
     for page in SITE.rglob("*.html"):
-        text = staged.described(
-            page.read_text(encoding="utf-8"), page.relative_to(SITE).as_posix()
-        )
+        text = staged.described(page.read_text(encoding="utf-8"), page.relative_to(SITE).as_posix())
         page.write_text(staged.put_in(text), encoding="utf-8")
     for index in (SITE / "search.json", SITE / "search.js"):
         index.write_text(
