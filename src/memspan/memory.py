@@ -15,6 +15,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from memspan.calls import names_checked
 from memspan.errors import MemspanError, counted
+from memspan.files.disk import path_of
 from memspan.files.tensors import load_tensors, named, read_header, save_tensors, write_tensors
 from memspan.trees import LayerMemory, check_like, described, form, per_row, row_mask, to_device
 
@@ -77,8 +78,9 @@ class Memory(LayerMemory):
         if not isinstance(path, str | os.PathLike):
             write_tensors(path, self.tensors(), header)
             return
-        refuse_to_overwrite(Path(path), memories=False)
-        save_tensors(Path(path), self.tensors(), header)
+        path = path_of(path)
+        refuse_to_overwrite(path, memories=False)
+        save_tensors(path, self.tensors(), header)
 
     @classmethod
     @names_checked
@@ -235,7 +237,7 @@ class Rows(Generic[M]):
 def source_of(path: str | Path | IO[bytes]) -> Path | IO[bytes]:
     """A path, or a file object; anything else is refused."""
     if isinstance(path, str | os.PathLike):
-        return Path(path)
+        return path_of(path)
     if not hasattr(path, "read"):
         raise MemspanError(
             f"a memory is loaded from a path or a file object, not from {described(path)}: for bytes, "

@@ -26,6 +26,12 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 """Errors of a full disk or quota."""
 
 
+def path_of(name: str | os.PathLike[str]) -> Path:
+    """A path as people write it: ``~`` at its beginning is the home directory, as in a shell."""
+    # Not Path.expanduser, which raises for an unknown user.
+    return Path(os.path.expanduser(name))
+
+
 def write_atomically(
     path: Path,
     content: bytes | Iterable[bytes | memoryview] | Callable[[Path], object],

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from memspan.calls import checked
 from memspan.errors import MemspanError, NonFiniteError, counted
+from memspan.files.disk import path_of
 from memspan.lab.data.streams import Segment, evaluation_segments
 from memspan.lab.data.tokenizers.base import Tokenizer
 from memspan.lab.distributed.processes import ALONE, Processes
@@ -205,7 +206,7 @@ def evaluate(
         before=memory,
         reading=reading,
         precision=precision,
-        each=None if per_token is None else _writing(Path(per_token), rows),
+        each=None if per_token is None else _writing(path_of(per_token), rows),
         progress=progress and (lambda n: progress(n, len(ids))),
     )
     return Evaluation(

@@ -14,6 +14,7 @@ import torch
 import statelaws
 from memspan.calls import nearest, nearest_path
 from memspan.errors import MemspanError
+from memspan.files.disk import path_of
 from memspan.lab.carries_memory import CarriesMemory
 from memspan.lab.installed import require
 from memspan.lab.runs.folder import SHIPPED, run_folder
@@ -72,7 +73,7 @@ def named(
             require("transformers")
             return targets.pretrained(folder, trust_remote_code, _known_to_transformers(folder))
         if target in PRESETS or target.endswith(".toml"):
-            return as_stateful(_preset(PRESETS.get(target, Path(target))))
+            return as_stateful(_preset(PRESETS.get(target, path_of(target))))
         if targets.is_object(target):
             return as_stateful(*targets.found(target, seed))
     if folder.is_dir():

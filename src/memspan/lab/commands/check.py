@@ -12,6 +12,7 @@ import tyro
 
 from memspan.checks import at_least, check_types
 from memspan.errors import MemspanError
+from memspan.files.disk import path_of
 from memspan.lab.commands.parsing import TARGET_HELP, Modules, parsed
 from memspan.lab.commands.threads import OneThread, announce, set_threads
 
@@ -82,7 +83,7 @@ def check(arguments: list[str]) -> None:
     else:
         print(report)
         if options.json is not None:
-            _write(Path(options.json), report.to_json() + "\n")
+            _write(path_of(options.json), report.to_json() + "\n")
     if options.scripts is not None:
         options.scripts.mkdir(parents=True, exist_ok=True)
         for finding in report.broken:

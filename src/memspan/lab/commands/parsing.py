@@ -23,7 +23,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
 
 import tyro
-from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
+from tyro.constructors import (
+    ConstructorRegistry,
+    PrimitiveConstructorSpec,
+    PrimitiveTypeInfo,
+    StructConstructorSpec,
+    StructTypeInfo,
+)
 
 from memspan.calls import nearest
 from memspan.checks import (
@@ -34,6 +40,7 @@ from memspan.checks import (
     refuse_contradictory_precision,
 )
 from memspan.errors import MemspanError
+from memspan.files.disk import path_of
 from memspan.lab.commands.threads import Threads
 from memspan.lab.runs.folder import SHIPPED
 from memspan.models.registry import MODELS, load_plugins
@@ -147,6 +154,19 @@ class HelpInParagraphs(ConstructorRegistry):
         return dataclasses.replace(spec, fields=tuple(fields))
 
 
+def _path(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Path] | None:
+    """Read a path; a shell leaves the ``~`` of ``--out=~/runs`` as it is."""
+    if info.type is not Path:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="PATH",
+        instance_from_str=lambda arguments: path_of(arguments[0]),
+        is_instance=lambda value: isinstance(value, Path),
+        str_from_instance=lambda path: [str(path)],
+    )
+
+
 def _paragraph(text: str | Callable[[], str | None] | None) -> Callable[[], str]:
     """The help text, or what makes it when it is asked for, as a function that gives one paragraph."""
     return lambda: " ".join(((text() if callable(text) else text) or "").split())
@@ -160,6 +180,8 @@ def parsed(kind: type[T], arguments: list[str], program: str, default: T | None 
     """
     begin_with: dict[str, Any] = {} if default is None else {"default": default}
     said = io.StringIO()
+    registry = HelpInParagraphs()
+    registry.primitive_rule(_path)
     try:
         with contextlib.redirect_stderr(said):
             options, unknown = tyro.cli(
@@ -167,7 +189,7 @@ def parsed(kind: type[T], arguments: list[str], program: str, default: T | None 
                 args=arguments,
                 prog=program,
                 return_unknown_args=True,
-                registry=HelpInParagraphs(),
+                registry=registry,
                 **begin_with,
             )
     except SystemExit as stop:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from memspan.calls import checked
 from memspan.errors import MemspanError
+from memspan.files.disk import path_of
 from memspan.lab.converters import names
 from memspan.lab.converters.kinds import KindName, kind_of
 from memspan.lab.converters.names import Names
@@ -65,8 +66,8 @@ def convert(source: str | Path, out: str | Path, *, kind: KindName | None = None
         folder = memspan.convert("transfo-xl-wt103", "runs/wt103")
         print(memspan.generate(folder, "The river", tokens=50).text)
     """
-    source = Path(source)
-    out = Path(out)
+    source = path_of(source)
+    out = path_of(out)
     reader = import_module(f"memspan.lab.converters.{kind_of(source, kind).module}")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise MemspanError(f"{out} exists already: choose another folder for the run")

@@ -15,6 +15,7 @@ from typing import Any
 
 from memspan.calls import nearest, nearest_path
 from memspan.errors import MemspanError
+from memspan.files.disk import path_of
 from memspan.lab.data.encodings import encoding_of
 from memspan.lab.data.globs import find_matches
 from memspan.lab.data.hugging_face import PREFIX, SPLITS, read_dataset
@@ -215,8 +216,7 @@ def _read_files(name: str, reading: _Reading) -> list[_File]:
     if not name:
         # Path("") would be the current folder.
         raise MemspanError("no corpus is named: give a name, a file, a folder or a glob")
-    # Not Path.expanduser, which raises for an unknown user.
-    path = Path(os.path.expanduser(name))
+    path = path_of(name)
     if path.is_fifo():
         raise MemspanError(
             f"{name} is a pipe, which is read once, and a corpus again and again: give - for "
@@ -330,7 +330,7 @@ def has_fields(name: str) -> bool:
     if _is_dataset(name):
         return True
     try:
-        texts = _find_texts(Path(os.path.expanduser(name)))
+        texts = _find_texts(path_of(name))
     except OSError:
         return True
     return not texts or any(holds_records(file) for _, file in texts)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from memspan.errors import MemspanError, counted
-from memspan.files.disk import cache_folder
+from memspan.files.disk import cache_folder, path_of
 from memspan.lab.data.corpora import Corpus, load_corpus
 from memspan.lab.data.encodings import UNKNOWN, described, encoding_of
 from memspan.lab.data.options import Texts
@@ -92,7 +91,7 @@ def prepare(
         MemspanError: there is no such text, the tokeniser cannot encode it, or the disk is full.
     """
     if with_tokenizer is None and kind.endswith(".json"):
-        with_tokenizer = read_tokenizer(Path(os.path.expanduser(kind)))
+        with_tokenizer = read_tokenizer(path_of(kind))
     text = load_corpus(texts, field, whole)
     refuse_ids(text, with_tokenizer.kind if with_tokenizer else kind)
     if with_tokenizer is None:

@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 
 from memspan.errors import MemspanError
-from memspan.files.disk import only_writer, read_limited, unreadable
+from memspan.files.disk import only_writer, path_of, read_limited, unreadable
 from memspan.lab.invocation import command
 
 CHECKPOINTS = "checkpoints"
@@ -85,7 +85,7 @@ def run_alone(path: str | Path, why: str) -> Path:
 
 def run_folder(run: str | Path) -> Path:
     """The folder at a path, or else that of the shipped run of that name."""
-    path = Path(run)
+    path = path_of(run)
     return path if path.is_dir() else SHIPPED.get(str(path), path)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import os
 import tomllib
 from dataclasses import dataclass, field
 from importlib import resources
@@ -20,7 +19,7 @@ import tyro
 from memspan.calls import Options, nearest, nearest_path
 from memspan.checks import check_types
 from memspan.errors import MemspanError
-from memspan.files.disk import read_limited
+from memspan.files.disk import path_of, read_limited
 from memspan.lab.data.options import DataConfig
 from memspan.lab.invocation import command
 from memspan.lab.runs.folder import SHIPPED, place_of
@@ -97,8 +96,9 @@ PRESETS = {
 
 def preset_file(name: str) -> Path:
     """The file of a preset: one that comes with memspan, by name, or any ``.toml``, by path."""
-    if name not in PRESETS and (name.endswith(".toml") or os.path.exists(name)):
-        return Path(name)
+    file = path_of(name)
+    if name not in PRESETS and (name.endswith(".toml") or file.exists()):
+        return file
     if name not in PRESETS:
         near = nearest(name, PRESETS)
         remedy = f"perhaps {near} is meant" if near else f"use one of {', '.join(PRESETS)}"

@@ -17,7 +17,7 @@ from memspan.calls import checked, nearest
 from memspan.checks import MatmulPrecision, Products
 from memspan.devices import device_for
 from memspan.errors import MemspanError
-from memspan.files.disk import write_atomically
+from memspan.files.disk import path_of, write_atomically
 from memspan.files.tensors import load_tensors
 from memspan.lab.data.token_files import Identity, recorded
 from memspan.lab.data.tokenizers.base import Tokenizer
@@ -78,7 +78,7 @@ def trained(folder: str | Path) -> tuple[Place, RunConfig[BackboneConfig]]:
     Raises:
         MemspanError: not a run, or one without weights yet.
     """
-    config = load_config(Path(folder))
+    config = load_config(path_of(folder))
     place = place_of(folder)
     if place.checkpoint is None and not (place.run / WEIGHTS).exists():
         if not checkpoints.steps_of(place.run):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from memspan.calls import checked
 from memspan.errors import MemspanError
+from memspan.files.disk import path_of
 from memspan.lab.data.tokenizers.base import Tokenizer
 from memspan.lab.data.tokenizers.plain import ByteTokenizer
 from memspan.lab.data.tokenizers.registry import read_tokenizer
@@ -60,10 +61,10 @@ def save_run(
         folder = memspan.save_run(model, "runs/mine")
         print(memspan.generate(folder, "The river", tokens=50).text)
     """
-    folder = Path(folder)
+    folder = path_of(folder)
     if not isinstance(tokenizer, Tokenizer):
         named = str(tokenizer)
-        tokenizer = ByteTokenizer() if named == "bytes" else read_tokenizer(Path(named))
+        tokenizer = ByteTokenizer() if named == "bytes" else read_tokenizer(path_of(named))
     if tokenizer.vocab_size != model.vocab_size:
         raise MemspanError(
             f"the tokeniser has {tokenizer.vocab_size:,} tokens ({tokenizer.kind}) and the model "

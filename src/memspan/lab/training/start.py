@@ -15,6 +15,7 @@ from rich.console import Console
 from memspan.calls import checked
 from memspan.devices import device_for
 from memspan.errors import MemspanError, counted
+from memspan.files.disk import path_of
 from memspan.lab.data.corpora import located, missing
 from memspan.lab.data.options import TEXTS, DataConfig, title
 from memspan.lab.data.prepared import TokenizedCorpus, prepare
@@ -92,7 +93,7 @@ def train(
         folder = memspan.train(config, "runs/first")
         model = memspan.load(folder).model
     """
-    folder = Path(folder)
+    folder = path_of(folder)
     console = console or Console(quiet=True)
     with _refusals(folder):
         _train(config, folder, init_from, console, processes, optimiser, on_stop)
@@ -190,7 +191,7 @@ def resume(
     """
     console = console or Console(quiet=True)
     again = "--resume continues from a run's newest one (--init-from takes the weights of any)"
-    with _refusals(Path(folder)):
+    with _refusals(path_of(folder)):
         folder = run_alone(folder, again)
         # Fails if this is not a run, before a folder is made for the lock.
         load_config(folder)

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from memspan.calls import checked
 from memspan.errors import MemspanError, counted
-from memspan.files.disk import unwritable, write_atomically
+from memspan.files.disk import path_of, unwritable, write_atomically
 from memspan.lab.integrations.transformers.config import MemspanConfig
 from memspan.lab.integrations.transformers.model import MemspanForCausalLM
 from memspan.lab.integrations.transformers.tokenizer import fast_tokenizer
@@ -84,7 +84,7 @@ def export(run: Run | str | Path, folder: str | Path) -> None:
     Raises:
         MemspanError: there is no such run, or the folder exists already or cannot be written.
     """
-    folder = Path(folder)
+    folder = path_of(folder)
     if os.path.lexists(folder):
         raise MemspanError(f"{folder} exists already: choose another folder")
     run = run if isinstance(run, Run) else load(run)
