@@ -110,7 +110,7 @@ class Staging:
         return self.formulas.protected(pictures.by_scheme(text), path)
 
     def reference_text(self, text: str, page: str) -> str:
-        """What somebody wrote for a page of the reference, with its links rewritten."""
+        """A page of the reference as somebody wrote it, with its links rewritten."""
         return self._rewritten(text, Path("docs", page), PurePosixPath(page))
 
     def _annotated(self, path: Path, at: PurePosixPath) -> str:

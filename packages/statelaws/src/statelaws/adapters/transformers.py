@@ -223,7 +223,7 @@ class Causal:
 
 
 def _holds_keys(cache: Any) -> bool:
-    """Whether a cache holds keys of attention."""
+    """True if a cache holds keys of attention."""
     return hasattr(cache, "key_cache") or any(
         hasattr(layer, "keys") for layer in getattr(cache, "layers", ())
     )
