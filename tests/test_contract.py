@@ -107,11 +107,12 @@ MOST = {
     "memspan.ops": (8, 1099),
     "TransformerXL": (16, 2649),
     "Compressive": (17, 3099),
+    "RWKV7": (20, 3099),
     "": (18, 3049),
 }
 """Modules and lines, of names with this in them: Feedback's two loops, other operations, and layers:
-relative attention, what compresses, and all others, about half of the 34 and 4,798 that one layer's
-attention once imported."""
+relative attention, what compresses, RWKV-7's two halves, and all others, about half of the 34 and 4,798
+that one layer's attention once imported."""
 PROGRAM = """
 import sys
 from importlib import import_module

@@ -24,8 +24,8 @@ OTHERS = {DOCS / "guides" / f"{name}.md" for name in ("agents", "lm-eval", "tran
 """Guides whose code has a test in tests/integrations."""
 OTHERS |= {DOCS / "state-in-ci.md"}
 """It needs a model of the reader's own."""
-NEEDS = {"lm_eval": "lm_eval", "torchrl": "torchrl", "transformers": "transformers"}
-"""Libraries that examples of the reference need."""
+NEEDS = {"lm_eval": "lm_eval.api", "torchrl": "torchrl", "transformers": "transformers"}
+"""Libraries that examples of the reference need; examples/lm_eval is a folder, too."""
 PAGES = [
     ROOT / "README.md",
     DOCS / "index.md",

@@ -62,7 +62,7 @@ def main() -> None:
 
     # Layers import their options for types only, so that one that is taken home brings less along.
     others = [MODELS / "matrix" / "mixer.py", MODELS / "relative" / "attention.py"]
-    layers = [*MODELS.glob("*/layer.py"), *others]
+    layers = [*MODELS.glob("*/layer.py"), *MODELS.glob("*/*_mixing.py"), *others]
     for path in layers:
         module = importlib.import_module(f"memspan.models.{path.parent.name}.{path.stem}")
         for block in re.findall(r"^if TYPE_CHECKING:\n((?:    .+\n)+)", path.read_text(), re.M):
