@@ -394,7 +394,7 @@ def test_the_compiled_loop_says_that_memory_is_full(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(compiled.library, "functions", lambda *_: Full)
     with pytest.raises(MemspanError, match="memory is full: use a smaller batch"):
-        delta_rule(**inputs("delta", 4), implementation="compiled")
+        delta_rule(**inputs("delta", 40), implementation="compiled")
 
 
 def test_compiled_loop_is_refused_where_it_cannot_run() -> None:
