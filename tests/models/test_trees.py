@@ -9,6 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from architectures import CASES, ONE_OF_EACH
+from memspan.errors import MemspanError
 from readings import assert_memories_equal, text
 
 
@@ -84,3 +85,11 @@ def test_attention_is_exported_for_any_segment(name: str) -> None:
         found = read(text(3, length), memory)
         torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
         assert_memories_equal(found.memory, expected.memory, 1e-4)
+
+
+@pytest.mark.parametrize("name", ["infini", "lstm", "rmt"])
+def test_documents_as_rows_of_their_own_are_not_exported(name: str) -> None:
+    model = CASES[ONE_OF_EACH[name]].model(torch.float32)
+    given = {"lengths": torch.tensor([4, 2, 1])}
+    with pytest.raises(MemspanError, match="export it without"):
+        torch.export.export(model, (text(3, 4), model.initial_memory(3)), given)

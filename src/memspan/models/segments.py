@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from memspan.errors import MemspanError
 from memspan.memory import Memory
 from memspan.models.output import BackboneOutput
 from memspan.nn import without_padding
@@ -213,11 +214,19 @@ def read_in_pieces(
     1 of its tokens, or in one for all 13 where there are few lengths. So ``read`` is called with other
     numbers of rows than ``x`` has, and no token is read that is not there. The documents are found on
     the CPU, which waits for the device once.
+
+    Raises:
+        MemspanError: this is exported with ``starts`` or ``lengths``.
     """
     if not x.numel():
         return BackboneOutput(x, memory, x.new_zeros(()))
     if starts is None and lengths is None:
         return read(x, memory)
+    if torch.compiler.is_exporting():
+        raise MemspanError(
+            "an exported graph of this architecture cannot take starts or lengths: it reads each "
+            "document as a row of its own, and how many there are is not known then; export it without"
+        )
     rows, n_tokens = x.shape[:2]
     begins = x.new_zeros(rows, n_tokens, dtype=torch.bool) if starts is None else starts
     real = torch.ones_like(begins)
