@@ -110,3 +110,9 @@ def test_a_damaged_one_is_refused(run: Path) -> None:
     (other / "state.json").unlink()
     with pytest.raises(MemspanError, match=r"state\.json is missing: restore it"):
         memspan.load(other)
+
+
+def test_a_device_that_is_not_here_is_refused(run: Path) -> None:
+    with pytest.raises(MemspanError, match="there is no device 'nowhere' here"):
+        memspan.load(run, "nowhere")
+    assert memspan.load(run, "auto").step == 6

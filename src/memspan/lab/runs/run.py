@@ -99,10 +99,11 @@ def load(folder: str | Path, device: str = "cpu") -> Run:
     Args:
         folder: the run's folder, or a checkpoint in it, such as ``runs/book/checkpoints/step-750``; or
             the name of a run that comes with memspan, such as ``shakespeare``.
-        device: the device to load the model on, such as ``cuda``.
+        device: the device to load the model on, such as ``cuda``; ``auto``: CUDA, if there is one.
 
     Raises:
-        MemspanError: not a run; a run without weights yet; a file in it is missing or damaged.
+        MemspanError: not a run; a run without weights yet; a file in it is missing or damaged; there is
+            no such device.
 
     Example::
 
@@ -110,6 +111,7 @@ def load(folder: str | Path, device: str = "cpu") -> Run:
         output = run.model(tokens)
     """
     place, config = trained(folder)
+    target = device_for(str(device))
     tokenizer = load_tokenizer(place.run)
     if place.checkpoint is None:
         stored, header = load_tensors(place.run / WEIGHTS)
@@ -128,7 +130,7 @@ def load(folder: str | Path, device: str = "cpu") -> Run:
         corpus = recorded(json.loads(header.get("corpus", "{}")))
     except (LookupError, ValueError, RecursionError) as error:
         raise MemspanError(f"{named / WEIGHTS} is damaged ({error}): restore it") from None
-    return Run(named, config, tokenizer, model.to(device).eval(), step, corpus)
+    return Run(named, config, tokenizer, model.to(target).eval(), step, corpus)
 
 
 def is_run(model: object) -> TypeGuard[Run | str | Path]:
