@@ -132,7 +132,7 @@ def located(name: str) -> str:
     source, _ = _of_split(name)
     if source in CORPORA or source.startswith(PREFIX) or missing(source):
         return name
-    return os.path.abspath(os.path.expanduser(name))
+    return os.path.abspath(path_of(name))
 
 
 def missing(texts: Texts) -> str | None:

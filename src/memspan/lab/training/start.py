@@ -351,7 +351,7 @@ def _with_absolute_paths(
         if (path := getattr(data, name)) is not None:
             found[name] = located(path)
     if data.tokenizer.endswith(".json"):
-        found["tokenizer"] = os.path.abspath(os.path.expanduser(data.tokenizer))
+        found["tokenizer"] = os.path.abspath(path_of(data.tokenizer))
     found = {n: path for n, path in found.items() if getattr(data, n) != getattr(but, n, None)}
     return dataclasses.replace(config, data=dataclasses.replace(config.data, **found))
 
