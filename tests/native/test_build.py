@@ -120,6 +120,16 @@ def test_the_levels_of_a_platform(
     assert {Path(name).parent.name for name in names} - {""} == levels
 
 
+def test_loops_are_not_built_for_a_level_that_slows_them(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hatch_build.sysconfig, "get_platform", lambda: "linux-x86_64")
+    monkeypatch.setattr(hatch_build, "SLOWER", {("avx512", "small")})
+    names = {library.name for library in hatch_build.libraries(package)}
+    assert "avx2/small-float.so" in names
+    assert "avx512/small-float.so" not in names
+
+
 @pytest.mark.parametrize(
     ("version", "fails", "data"),
     [

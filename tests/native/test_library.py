@@ -50,6 +50,19 @@ def test_the_level_follows_torchs(
     assert library.level() == level
 
 
+@needs_libraries
+@pytest.mark.parametrize("level", ["avx512", "avx2"])
+def test_the_level_below_serves_what_a_level_does_not_have(
+    level: str, built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (built / level).mkdir()
+    (built / "baseline").mkdir()
+    real = Path(library.__file__).parent / "built" / "baseline" / "feedback-float.so"
+    (built / "baseline" / real.name).write_bytes(real.read_bytes())
+    monkeypatch.setattr(library, "level", lambda: level)
+    assert feedback_loops() is not None
+
+
 def _levels_here() -> list[str]:
     """Folders of libraries that this processor runs."""
     folders = ["baseline", "avx2", "avx512"]

@@ -22,8 +22,8 @@ from memspan.errors import MemspanError
 
 BUILT = Path(__file__).parent / "built"
 TYPES = {torch.float32: "float", torch.float64: "double"}
-LEVELS = {"AVX2": "avx2", "AVX512": "avx512"}
-"""Folders of libraries, by what PyTorch calls a level; ``baseline`` is for all others."""
+LEVELS = {"AVX512": "avx512", "AVX2": "avx2"}
+"""Folders of libraries, by what PyTorch calls a level, highest first; else ``baseline``."""
 SLOWER = "PyTorch's loops serve instead, several times slower for recurrences and single tokens"
 REMEDY = "install memspan again, with pip's --force-reinstall --no-cache-dir --no-deps"
 
@@ -71,8 +71,12 @@ def functions(source: Path, dtype: torch.dtype, bf16_weights: bool) -> ctypes.CD
     """The functions of the C file ``source`` for this type; None if unavailable. ``bf16_weights``:
     fixed matrices are kept in bfloat16."""
     number = "bfloat16" if bf16_weights else TYPES[dtype]
-    # The library is named for the operation.
-    code = _load(f"{level()}/{source.parent.name}-{number}.so")
+    # The library is named for the operation. Those that a level does not make faster are not in its
+    # folder.
+    name = f"{source.parent.name}-{number}.so"
+    code = next(
+        (_load(f"{each}/{name}") for each in _levels() if (BUILT / each / name).exists()), None
+    )
     if code is not None:
         code.prepare.restype = ctypes.c_void_p
         code.release.restype = None
@@ -89,8 +93,14 @@ def shares() -> ctypes.CDLL | None:
 
 
 def level() -> str:
-    """The folder of the libraries that this processor and its operating system can run."""
+    """The highest folder of libraries that this processor and its operating system can run."""
     return LEVELS.get(torch.backends.cpu.get_cpu_capability(), "baseline")
+
+
+def _levels() -> list[str]:
+    """That folder and those below it, whose libraries run as well."""
+    folders = [*LEVELS.values(), "baseline"]
+    return folders[folders.index(level()) :]
 
 
 def missing() -> str | None:
