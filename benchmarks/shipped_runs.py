@@ -40,6 +40,7 @@ from memspan.lab.runs import checkpoints
 from memspan.lab.runs.checkpoint_files import WEIGHTS
 from memspan.lab.runs.folder import BOUND
 from memspan.lab.runs.options import RunConfig, load_config, read_config, to_toml
+from memspan.models import BackboneConfig
 from page_tables import markdown
 from shakespeare import PRESETS, add_text
 from timing import machine
@@ -116,7 +117,7 @@ def config_of(name: str, work: Path) -> RunConfig[Any]:
     return dataclasses.replace(preset, model=model, train=loop, data=data)
 
 
-def trained(name: str, work: Path) -> bool:
+def trained(name: str, config: RunConfig[Any], work: Path) -> bool:
     """Train the run in ``work``, or go on with it; whether it is finished.
 
     CPU seconds are added up in a file beside it.
@@ -124,7 +125,6 @@ def trained(name: str, work: Path) -> bool:
     folder = work / name
     spent = work / f"{name}.seconds"
     begun = bool(checkpoints.steps_of(folder))
-    config = config_of(name, work)
     if begun and checkpoints.latest(folder).state["step"] >= config.train.steps:
         return True
     start = time.process_time()
@@ -138,24 +138,37 @@ def trained(name: str, work: Path) -> bool:
 
 
 def stored(name: str, work: Path) -> Path:
-    """Write what ships of a finished run: no training state, and as its corpus the text that ships.
+    """Write what ships of a finished run, whose corpus is the text that ships: see :func:`halved`."""
+    shipped = identity(prepare(HELD_OUT.stem, "bytes", with_tokenizer=ByteTokenizer()).splits)
+    return halved(work / name, TRAINED / name, HELD_OUT.stem, shipped)
+
+
+def halved(
+    source: Path, folder: Path, corpus: str | None = None, held_out: dict[str, Any] | None = None
+) -> Path:
+    """Write a finished run in half precision and without training state.
+
+    Args:
+        source: the run.
+        folder: where it ships from.
+        corpus: the corpus that it names (None: its own).
+        held_out: what stands in the weights for the corpus's other splits than the one for training
+            (None: what stands there).
 
     Returns:
-        Its folder.
+        ``folder``.
     """
-    source = work / name
-    folder = TRAINED / name
     weights, header = load_tensors(source / WEIGHTS)
     config = load_config(source)
-    data = dataclasses.replace(config.data, corpus=HELD_OUT.stem)
+    data = dataclasses.replace(config.data, corpus=corpus or config.data.corpus)
     folder.mkdir(exist_ok=True)
     (folder / "config.toml").write_text(to_toml(dataclasses.replace(config, data=data)))
     shutil.copyfile(source / "tokenizer.json", folder / "tokenizer.json")
     bound = {file: hashlib.sha256((folder / file).read_bytes()).hexdigest() for file in BOUND}
-    # What it was trained on, and the text that it is scored on.
-    shipped = identity(prepare(HELD_OUT.stem, "bytes", with_tokenizer=ByteTokenizer()).splits)
-    corpus = {"train": json.loads(header["corpus"])["train"]} | shipped
-    about = {"step": header["step"], "corpus": json.dumps(corpus, sort_keys=True)} | bound
+    read = json.loads(header["corpus"])
+    if held_out is not None:
+        read = {"train": read["train"]} | held_out
+    about = {"step": header["step"], "corpus": json.dumps(read, sort_keys=True)} | bound
     halves = {key: x.half() if x.is_floating_point() else x for key, x in weights.items()}
     save_tensors(folder / WEIGHTS, halves, about)
     return folder
@@ -181,31 +194,42 @@ def figures(name: str, work: Path, folder: Path) -> dict[str, Any]:
 def card(name: str, row: dict[str, Any]) -> str:
     """Describe a run for its users, in Markdown."""
     config = load_config(TRAINED / name)
-    sizes = {
-        key: value
-        for key, value in dataclasses.asdict(config.model).items()
-        if value and (key.startswith(("n_", "d_")) or key.endswith(("_length", "_rate")))
-    }
     text = CARD.read_text().format(
         **(row["machine"] | row),
         name=name,
         url=SHAKESPEARE.url,
         held_out=HELD_OUT.stem,
         preset=PRESETS[config.architecture].stem,
-        changed=_listed(RECIPES[name].model),
+        changed=listed(RECIPES[name].model),
         read=config.train.batch_size * config.train.tokens_read(row["steps"]),
         joined=JOINED.format(1 / share) if (share := RECIPES[name].joined) else "",
         seed=config.train.seed,
         minutes=row["cpu_seconds"] / 60,
-        sizes=_listed(sizes),
+        sizes=sizes_of(config.model),
         rounding=row["bits_per_byte"] - row["bits_per_byte_float32"],
     )
+    return wrapped(text)
+
+
+def wrapped(text: str) -> str:
+    """A card with its paragraphs wrapped."""
     wrap = textwrap.TextWrapper(118, break_long_words=False, break_on_hyphens=False)
     parts = text.strip().split("\n\n")
     return "\n\n".join(p if p.startswith("  ") else wrap.fill(p) for p in parts) + "\n"
 
 
-def _listed(options: dict[str, Any]) -> str:
+def sizes_of(model: BackboneConfig) -> str:
+    """The sizes among a model's options."""
+    sizes = {
+        key: value
+        for key, value in dataclasses.asdict(model).items()
+        if value and (key.startswith(("n_", "d_")) or key.endswith(("_length", "_rate")))
+    }
+    return listed(sizes)
+
+
+def listed(options: dict[str, Any]) -> str:
+    """Options and their values in a sentence."""
     return ", ".join(f"`{key}` {value}" for key, value in options.items())
 
 
@@ -239,7 +263,7 @@ def main() -> None:
         shutil.copyfile(options.text, SHAKESPEARE.path)
     options.work.mkdir(parents=True, exist_ok=True)
     for name in options.only:
-        if not trained(name, options.work):
+        if not trained(name, config_of(name, options.work), options.work):
             return
         row = figures(name, options.work, stored(name, options.work))
         found = (json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}) | {name: row}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from memspan.lab.data.download import Source
+from memspan.lab.data.recall import recall_splits
 from memspan.lab.data.texts import Splits, Text, by_file, by_position
 
 
@@ -99,6 +100,10 @@ CORPORA = {
     ),
     "python-stdlib": Named(
         "the Python standard library's own sources, about 12 MB", _python_stdlib
+    ),
+    "recall": Named(
+        "3.5 MB of who is where, made up, with questions and answers: for --data.tokenizer words",
+        recall_splits,
     ),
     "tiny-shakespeare": Named(
         "1.1 MB of plays, last tenth for validation",

@@ -1,0 +1,238 @@
+"""The trained runs that recall who is where: trained, stored in half precision, scored, described.
+
+    python benchmarks/shipped_recall.py [--work runs/recall] [--only NAME ...]
+
+One for each architecture of shipped_runs.py, with one seed, about a minute of training each on the
+corpus `recall`. They go to src/memspan/lab/trained with a card each, and the figures to
+benchmarks/results/shipped-recall.json. What is finished in --work is not trained again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import memspan
+import timing
+from memspan.lab.data.options import DataConfig
+from memspan.lab.data.recall import FILLERS, LINES, NAMES, PLACES, QUESTIONS, SENTENCES, recall_text
+from memspan.lab.runs.checkpoint_files import WEIGHTS
+from memspan.lab.runs.options import RunConfig, load_config
+from memspan.lab.runs.run import Run
+from memspan.lab.training.options import OptimConfig, TrainConfig
+from memspan.models import EmbeddingConfig
+from memspan.models.registry import MODELS
+from page_tables import markdown
+from shipped_runs import TRAINED, halved, sizes_of, trained, wrapped
+from timing import machine
+
+RESULTS = timing.RESULTS / "shipped-recall.json"
+CARD = Path(__file__).with_name("shipped_recall.md")
+"""The card of a run, with fields for its figures."""
+EDGES = (0, 32, 64, 128, 1000)
+"""Distances in words between which right answers are counted."""
+BATCH = 16
+LAYERS = {"n_layers": 2, "d_model": 64, "n_heads": 4, "d_ff": 128}
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """A run: its model's options, and how long it is trained."""
+
+    architecture: str
+    steps: int
+    learning_rate: float
+    segment_length: int
+    model: dict[str, Any]
+
+
+RECIPES = {
+    "recall-transformer-xl": Recipe(
+        "transformer-xl", 2500, 4e-3, 32, LAYERS | {"memory_length": 64}
+    ),
+    "recall-compressive": Recipe(
+        "compressive",
+        2500,
+        4e-3,
+        32,
+        LAYERS | {"memory_length": 32, "compressed_length": 32, "compression_rate": 4},
+    ),
+    "recall-feedback": Recipe("feedback", 2500, 4e-3, 32, LAYERS | {"memory_length": 64}),
+    "recall-fast-weights": Recipe("fast-weights", 2000, 4e-3, 64, LAYERS),
+    "recall-gated-delta-net": Recipe(
+        "gated-delta-net",
+        2000,
+        8e-3,
+        64,
+        {"n_layers": 1, "d_model": 64, "n_heads": 2, "d_head": 32, "d_ff": 128},
+    ),
+}
+
+
+def config_of(name: str) -> RunConfig[Any]:
+    """All options of its training."""
+    recipe = RECIPES[name]
+    return RunConfig(
+        MODELS[recipe.architecture](**recipe.model),
+        recipe.architecture,
+        # As in examples/recall.py: what is read and what is predicted are learned apart.
+        EmbeddingConfig(tie=False),
+        DataConfig("recall", tokenizer="words"),
+        OptimConfig(
+            learning_rate=recipe.learning_rate, min_learning_rate=recipe.learning_rate / 20
+        ),
+        TrainConfig(
+            steps=recipe.steps,
+            batch_size=BATCH,
+            segment_length=recipe.segment_length,
+            evaluate_every=0,
+            evaluate_tokens=0,
+            seed=1,
+        ),
+    )
+
+
+@torch.no_grad()
+def answers(run: Run, n_sentences: int = SENTENCES["validation"]) -> list[tuple[int, bool]]:
+    """Read the validation text in one stream: for each of its questions how many words ago the answer
+    was told, and if the likeliest next word is the answer."""
+    text = recall_text(n_sentences, list(SENTENCES).index("validation"))
+    words = text.replace("\n", " <eos> ").split()
+    ids = torch.from_numpy(np.asarray(run.tokenizer.encode(text.encode()), dtype=np.int64))
+    length = run.config.train.segment_length
+    memory: Any = None
+    likeliest = []
+    for segment in ids.split(length):
+        out = run.model(segment[None], memory)
+        memory = out.memory
+        likeliest.append(out.logits[0].argmax(-1))
+    predicted = torch.cat(likeliest).tolist()
+    told: dict[str, int] = {}
+    found = []
+    for t, word in enumerate(words):
+        if word.endswith("?"):
+            found.append((t - told[word[:-1]], predicted[t] == ids[t + 1].item()))
+        elif word in NAMES:
+            # The place is the third word after the name.
+            told[word] = t + 3
+    return found
+
+
+def shares(found: list[tuple[int, bool]]) -> list[float]:
+    """The share of right answers between each two of :data:`EDGES`."""
+    between = [
+        [right for back, right in found if low < back <= high] for low, high in pairwise(EDGES)
+    ]
+    return [round(sum(each) / len(each), 4) for each in between]
+
+
+def floors() -> dict[str, float]:
+    """Perplexity per token of the validation text for readers who know how it is made: one who knows
+    all answers, and one who knows none, to whom all places are as likely."""
+    text = recall_text(SENTENCES["validation"], list(SENTENCES).index("validation"))
+    names = list(NAMES)
+    waiting: set[str] = set()
+    nats = unknown = 0.0
+    for sentence, end in re.findall(r"(\S[^.]*\.)(.)", text, flags=re.S):
+        words = sentence.split()
+        fact = 1 - FILLERS - (QUESTIONS if waiting else 0)
+        if words[0] == "Where":
+            name = words[2].rstrip("?")
+            nats -= math.log(QUESTIONS / len(waiting))
+            unknown += math.log(len(PLACES))
+            waiting.remove(name)
+        elif words[0] in NAMES:
+            rank = names.index(words[0])
+            moves = math.log((rank + 2) / (rank + 1)) / math.log(len(NAMES) + 1)
+            nats -= math.log(fact * moves / len(PLACES))
+            names.insert(0, names.pop(rank))
+            waiting.add(words[0])
+        else:
+            nats -= math.log(FILLERS)
+        nats -= math.log(LINES if end == "\n" else 1 - LINES)
+    tokens = len(text.replace("\n", " <eos> ").split())
+    ends = {"all answers": nats, "no answer": nats + unknown}
+    return {reader: round(math.exp(sum_ / tokens), 3) for reader, sum_ in ends.items()}
+
+
+def figures(name: str, work: Path) -> dict[str, Any]:
+    """Score a shipped run, and say what it took."""
+    run = memspan.load(TRAINED / name)
+    nats = memspan.evaluate(run).nats_per_token
+    return {
+        "architecture": run.config.architecture,
+        "parameters": sum(p.numel() for p in run.model.parameters()),
+        "bytes": (run.folder / WEIGHTS).stat().st_size,
+        "steps": run.step,
+        "cpu_seconds": float((work / f"{name}.seconds").read_text()),
+        "perplexity": round(math.exp(nats), 3),
+        "right": shares(answers(run)),
+        "machine": machine(),
+    }
+
+
+def card(name: str, row: dict[str, Any]) -> str:
+    """Describe a run for its users, in Markdown."""
+    config = load_config(TRAINED / name)
+    return wrapped(
+        CARD.read_text().format(
+            **(row["machine"] | row),
+            name=name,
+            read=config.train.batch_size * config.train.tokens_read(row["steps"]),
+            seed=config.train.seed,
+            sizes=sizes_of(config.model),
+            answers=listed_shares(row["right"]),
+            **{reader.replace(" ", "_"): value for reader, value in floors().items()},
+        )
+    )
+
+
+def listed_shares(right: list[float]) -> str:
+    """Shares of right answers with the distances that they belong to."""
+    parts = [
+        f"{share:.0%} of the answers that were told {low + 1} to {high:,} words ago"
+        for share, (low, high) in zip(right, pairwise(EDGES), strict=True)
+    ]
+    return ", ".join(parts)
+
+
+def table(rows: dict[str, dict[str, Any]]) -> str:
+    """The runs side by side, in Markdown; docs/guides/trained-runs.md has it."""
+    heads = [f"{low + 1} to {high:,}" for low, high in pairwise(EDGES)]
+    lines = [["run", "parameters", "bytes", "perplexity", f"right at {heads[0]} words", *heads[1:]]]
+    for name, row in rows.items():
+        sizes = [f"{row[field]:,}" for field in ("parameters", "bytes")]
+        right = [f"{share:.0%}".replace("%", " %") for share in row["right"]]
+        lines.append([f"`{name}`", *sizes, f"{row['perplexity']:.2f}", *right])
+    return markdown(lines)
+
+
+def main() -> None:
+    parser = timing.parser(__doc__)
+    parser.add_argument("--work", type=Path, default=Path("runs/recall"), help="where to train")
+    parser.add_argument("--only", nargs="+", default=list(RECIPES), choices=RECIPES, metavar="NAME")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    options.work.mkdir(parents=True, exist_ok=True)
+    for name in options.only:
+        if not trained(name, config_of(name), options.work):
+            return
+        halved(options.work / name, TRAINED / name)
+        row = figures(name, options.work)
+        found = (json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}) | {name: row}
+        found = {key: found[key] for key in RECIPES if key in found}
+        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+        (TRAINED / name / "README.md").write_text(card(name, row))
+        print(table(found))
+
+
+if __name__ == "__main__":
+    main()
