@@ -80,10 +80,47 @@ def name_lines(figure: Figure, axes: Axes, columns: int = 2) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write the picture in few colours, which makes it small."""
+    """Write the picture for light pages and, as ``NAME-dark.png``, for dark ones.
+
+    In few colours, which makes them small.
+    """
     from PIL import Image
 
-    drawn = BytesIO()
-    figure.savefig(drawn, format="png", dpi=160)
-    Image.open(drawn).convert("RGB").quantize(96).save(path, optimize=True)
-    print(f"written: {path}")
+    for place in (path, path.with_stem(f"{path.stem}-dark")):
+        if place != path:
+            _darken(figure)
+        drawn = BytesIO()
+        figure.savefig(drawn, format="png", dpi=160)
+        Image.open(drawn).convert("RGB").quantize(96).save(place, optimize=True)
+        print(f"written: {place}")
+
+
+def _darken(figure: Figure) -> None:
+    """Give everything in a figure its colour on a dark page."""
+    from matplotlib.artist import Artist
+    from matplotlib.colors import to_hex, to_rgba
+
+    dark = colours.NEUTRAL["dark"]
+    neutral = {own.lower(): dark[name] for name, own in colours.NEUTRAL["light"].items()}
+    neutral[to_hex("black")] = dark["ink"]
+    # A figure's paper is its own and its patch's: what has been turned stays.
+    neutral |= {own.lower(): own for own in dark.values()}
+
+    def turned(colour: Any) -> tuple[float, ...]:
+        *_, alpha = to_rgba(colour)
+        name = to_hex(colour)
+        tone = neutral.get(name) or colours.readable(name, dark["ink"], dark["paper"])
+        return to_rgba(tone, alpha)
+
+    for artist in figure.findobj(Artist):
+        for part in ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecolor"):
+            get = getattr(artist, f"get_{part}", None)
+            change = getattr(artist, f"set_{part}", None)
+            if get is None or change is None:
+                continue
+            found = get()
+            many = len(found) and not isinstance(found, str) and hasattr(found[0], "__len__")
+            if many:
+                change([turned(colour) for colour in found])
+            elif len(found):
+                change(turned(found))

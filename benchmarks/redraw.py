@@ -19,6 +19,8 @@ import programs
 import recall_pictures
 import retrieval
 import soak
+import synthetic
+import synthetic_pictures
 from page_tables import DOCS
 from timing import RESULTS
 from trainings import rows_in
@@ -48,6 +50,8 @@ def main() -> None:
         retrieval.plot(found["rows"], setting, *sizes, image)
     folder = DOCS / "recall"
     recall_pictures.pictures(rows_in(folder / "recall.json"), folder)
+    runs = [row for row in rows_in(folder / "synthetic.json") if row["seed"]]
+    synthetic_pictures.pictures(runs, folder, synthetic.PAIRS, synthetic.WORDS // 2)
 
 
 if __name__ == "__main__":
