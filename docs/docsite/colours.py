@@ -66,6 +66,8 @@ NEUTRAL = {
 }
 FILLS = {"light": 0.5, "dark": 0.4}
 """Share of a colour that a fill has, on paper."""
+READING = {"light": 1.0, "dark": 0.55}
+"""The same of what is read."""
 READABLE = 4.5
 """The contrast that text needs at least (WCAG 2.1)."""
 BLOCK = re.compile(r"svg\{[^}]*\}\n@media \(prefers-color-scheme: dark\) \{\nsvg\{[^}]*\}\n\}\n")
@@ -82,8 +84,8 @@ def variables(scheme: str) -> dict[str, str]:
     for name, colour in CONCEPTS.items():
         found[name] = readable(colour, ink, paper)
         found[f"{name}-fill"] = mixed(colour, paper, FILLS[scheme])
-    # Shades of it tell how much.
-    found["reading-fill"] = mixed(CONCEPTS["reading"], paper, 1.25 * FILLS[scheme])
+    # Shades of it tell how much, so the full one is as strong as ink can be read on.
+    found["reading-fill"] = mixed(CONCEPTS["reading"], paper, READING[scheme])
     return found
 
 
