@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from functools import cache
 from pathlib import Path
@@ -164,14 +165,110 @@ def test_pages_are_light() -> None:
 def test_search(page: Page, words: str, found: str) -> None:
     visit(page, "index.html")
     page.keyboard.press("/")
+    wait_in_search(page, "input")
     page.keyboard.type(words, delay=20)
-    # zensical shows results in a shadow root, where the page's own links are not.
+    wait_in_search(page, f"a[href*='{found}']")
+
+
+def wait_in_search(page: Page, part: str) -> None:
+    """Wait for a part of the open search, which zensical keeps in a shadow root."""
     page.wait_for_function(
-        """found => [...document.querySelectorAll("*")].filter(e => e.shadowRoot).some(
-            e => [...e.shadowRoot.querySelectorAll("a")].some(a => a.href.includes(found)))""",
-        arg=found,
+        """part => [...document.querySelectorAll("*")].some(
+            e => e.shadowRoot?.querySelector(`dialog[open] ${part}`))""",
+        arg=part,
         timeout=20_000,
     )
+
+
+def test_the_index_comes_when_search_is_opened(page: Page) -> None:
+    fetched = []
+    page.on("request", lambda request: fetched.append(request.url.rpartition("/")[2]))
+    for key in ("/", "Control+k"):
+        fetched.clear()
+        visit(page, "learn.html")
+        page.wait_for_timeout(500)
+        assert "figures.js" in fetched
+        assert not {"search.js", "search.json"} & {*fetched}
+        with page.expect_request("**/search.js"):
+            page.keyboard.press(key)
+        wait_in_search(page, "input")
+        page.keyboard.type("compression")
+        wait_in_search(page, "a[href*=compressive]")
+
+
+def test_every_page_describes_itself() -> None:
+    described = {}
+    for name in WRITTEN:
+        text = (SITE / name).read_text(encoding="utf-8")
+        (about,) = re.findall(r'<meta name="description" content="([^"]*)">', text)
+        assert 40 < len(html.unescape(about)) <= 200, name
+        assert f'<meta property="og:description" content="{about}">' in text
+        assert described.setdefault(about, name) == name
+
+
+def test_every_page_has_a_tab_and_a_menu() -> None:
+    """A page that the navigation does not name has those of the page that it belongs to."""
+    without = []
+    for name in WRITTEN:
+        tabs = _part(name, '<nav class="md-tabs"', "</nav>")
+        menu = _part(name, 'data-md-type="navigation"', "md-sidebar--secondary")
+        if "md-tabs__item--active" not in tabs or "md-nav__link--active" not in menu:
+            without.append(name)
+    assert not without
+
+
+def _part(name: str, begin: str, end: str) -> str:
+    text = (SITE / name).read_text(encoding="utf-8")
+    return text.partition(begin)[2].partition(end)[0]
+
+
+def test_pages_share_one_grid(page: Page) -> None:
+    """Logo, tabs and search stand in the same place, and pictures in the middle of the text."""
+    for width in (1280, 1440, 1920):
+        places = set()
+        for name in (
+            "index.html",
+            "path.html",
+            ANNOTATED[0],
+            "recall.html",
+            "reference/models.html",
+            "examples/notebooks/tour.html",
+        ):
+            visit(page, name, width)
+            boxes = [
+                page.locator(part).first.bounding_box()
+                for part in (".md-logo", ".md-tabs__list", ".md-search")
+            ]
+            places.add(tuple(box["x"] for box in boxes))
+            aside = page.eval_on_selector_all(
+                "article > figure, article > p > img",
+                """all => all.filter(e => e.getBoundingClientRect().width).map(e => {
+                  const [own, column] = [e, e.closest("p") ?? document.querySelector("article p")]
+                    .map(e => e.getBoundingClientRect())
+                  const middle = box => (box.left + box.right) / 2
+                  return [Math.abs(middle(own) - middle(column)), own.width / column.width]
+                })""",
+            )
+            for off, share in aside:
+                assert off < 2, name
+                assert 1 / 3 < share <= 1, name
+        assert len(places) == 1, places
+
+
+def test_indices_hang_equally_low(page: Page) -> None:
+    visit(page, "lessons/gated_delta_net.html")
+    depth = page.evaluate(
+        """async () => {
+          await document.fonts.ready
+          const formula = base => `<math><msub><mi>${base}</mi><mi>t</mi></msub></math>`
+          document.querySelector("article").insertAdjacentHTML(
+            "beforeend", `<p id="try">${["k", "q", "y", "β"].map(formula).join(" ")}</p>`)
+          await document.fonts.load("16px STIX2")
+          return [...document.querySelectorAll("#try msub > :last-child")].map(
+            e => Math.round(e.getBoundingClientRect().bottom))
+        }"""
+    )
+    assert len({*depth}) == 1, depth
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1440), ("dark", PHONE)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,10 +35,12 @@ def read_notebook(path: Path, note: Callable[[str], str], repository: str = "") 
     """
     parts: list[str] = []
     pictures: dict[str, bytes] = {}
+    about = path.stem
     for cell in json.loads(read(path))["cells"]:
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
             parts.append(note(source))
+            *_, about = about, *re.findall(r"^#+ (.+)$", source, flags=re.M)
             continue
         parts.append(f"```python\n{source}\n```")
         for output in cell["outputs"]:
@@ -48,9 +51,12 @@ def read_notebook(path: Path, note: Callable[[str], str], repository: str = "") 
                 raise DocsError(f"{path.name}: an output is neither text nor a PNG")
             name = f"{path.stem}-{len(pictures) + 1}.png"
             pictures[name] = base64.b64decode(output["data"]["image/png"])
-            parts.append(f"![What the cell draws.]({name})")
+            parts.append(f"![A plot for: {about}]({name})")
     title, _, rest = "\n\n".join(parts).partition("\n")
-    return NotebookPage(f"{title}\n\n{_opening(path.name, repository)}\n{rest}\n", pictures)
+    belongs = "*One of the [notebooks](index.md)*"
+    return NotebookPage(
+        f"{title}\n\n{belongs}\n\n{_opening(path.name, repository)}\n{rest}\n", pictures
+    )
 
 
 def _opening(name: str, repository: str) -> str:

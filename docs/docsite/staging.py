@@ -17,7 +17,17 @@ import textwrap
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from docsite import annotated, benchmarks, colours, coverage, links, pictures, read_state, reference
+from docsite import (
+    annotated,
+    bars,
+    benchmarks,
+    colours,
+    coverage,
+    links,
+    pictures,
+    read_state,
+    reference,
+)
 from docsite.code import ROOT, Lines
 from docsite.errors import DocsError
 from docsite.figures import Figures
@@ -31,6 +41,8 @@ STAGED = ROOT / ".docs-build"
 """Folder that zensical reads and writes; git ignores it."""
 SITE = STAGED / "site"
 HOME = PurePosixPath("index.md")
+DESCRIPTION = "Part of memspan, models with memory: they read text of any length in constant memory"
+"""Said of a page that has no paragraph of its own."""
 CARD = "assets/style/card.png"
 """The picture that stands beside a link to the site."""
 
@@ -72,6 +84,9 @@ class Staging:
             elif path.suffix in links.COPIED:
                 (self.folder / at).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(self.root / path, self.folder / at)
+                dark = path.with_stem(f"{path.stem}-dark")
+                if path.suffix == ".png" and (self.root / dark).is_file():
+                    shutil.copyfile(self.root / dark, self.folder / links.place(dark, self.root))
             elif path.suffix == ".ipynb":
                 self._copy_notebook(path, at)
             elif (self.root / path).is_dir():
@@ -83,9 +98,8 @@ class Staging:
                 self.write(at, _not_searched(f"# `{path}`\n\n{code}\n"))
 
     def _copy_notebook(self, path: Path, at: PurePosixPath) -> None:
-        repository = os.environ.get("REPOSITORY", "")
         notebook = read_notebook(
-            self.root / path, lambda text: self._rewritten(text, path, at), repository
+            self.root / path, lambda text: self._rewritten(text, path, at), repository()
         )
         self.write(at, notebook.text)
         folder = self.folder / at.parent
@@ -107,7 +121,7 @@ class Staging:
         folder = links.relative(PurePosixPath("figures"), at)
         text = self.figures.protected(text, folder, self._later)
         text = links.rewritten(text, path, at, self.linked, self.root)
-        return self.formulas.protected(pictures.by_scheme(text), path)
+        return self.formulas.protected(pictures.by_scheme(text, at, self.root), path)
 
     def reference_text(self, text: str, page: str) -> str:
         """A page of the reference as somebody wrote it, with its links rewritten."""
@@ -138,18 +152,16 @@ class Staging:
         return hidden + text
 
     def described(self, page: str, name: str) -> str:
-        """A built page with a description of its own: its first paragraph; and what services that show
-        a link to it ask for: title, description and, where the site has an address, a picture."""
-        title = html.unescape(re.sub("<[^>]+>", "", _first(r"<h1[^>]*>(.*?)(?:<a |</h1>)", page)))
-        content = page.partition("</h1>")[2]
-        paragraphs = re.findall(r"<p>(.*?)</p>", content, flags=re.S)
-        plain = (html.unescape(re.sub("<[^>]+>", "", text)) for text in paragraphs)
-        texts = (" ".join(text.split()) for text in plain)
-        first = next((text for text in texts if len(text) > 120 and OPEN not in text), "")
-        if not first:
-            return page
-        about = textwrap.shorten(first, 200, placeholder=" …")
-        card = {"og:type": "article", "og:title": title.strip(), "og:description": about}
+        """A built page with a description of its own, its first paragraph of prose.
+
+        Services that show a link to it ask for its title, too, and for a picture where the site has
+        an address.
+        """
+        title = _plain(_first(r"<h1[^>]*>(.*?)(?:<a |</h1>)", page))
+        paragraphs = re.findall(r"<p>(.*?)</p>", page.partition("</h1>")[2], flags=re.S)
+        first = next((_plain(text) for text in paragraphs if _says_enough(text)), "")
+        about = textwrap.shorten(first or f"{title}. {DESCRIPTION}.", 200, placeholder=" …")
+        card = {"og:type": "article", "og:title": title, "og:description": about}
         if address():
             card |= {
                 "og:url": f"{address().rstrip('/')}/{name}",
@@ -180,6 +192,8 @@ class Staging:
             '<nav class="md-nav" role="presentation"',
             page,
         )
+        # The place of a link to a repository, empty where the build knows none.
+        page = re.sub(r'<div class="md-header__source">\s*</div>', "", page)
         # The corner of a table is no heading of anything.
         page = re.sub(r"<th([^>]*)></th>", r"<td\1></td>", page)
         return re.sub(
@@ -200,6 +214,19 @@ class Staging:
         return _not_searched("\n".join(lines) + "\n")
 
 
+def _plain(text: str) -> str:
+    """HTML's words."""
+    return " ".join(html.unescape(re.sub("<[^>]+>", "", text)).split())
+
+
+def _says_enough(paragraph: str) -> bool:
+    """Tell prose of some length from formulas, buttons and paragraphs of links."""
+    words = _plain(paragraph)
+    linked = sum(len(_plain(link)) for link in re.findall(r"<a .*?</a>", paragraph, flags=re.S))
+    prose = OPEN not in paragraph and "md-button" not in paragraph
+    return prose and len(words) > 90 and linked < len(words) / 5
+
+
 def _first(pattern: str, text: str) -> str:
     found = re.search(pattern, text, flags=re.S)
     return found[1] if found else ""
@@ -212,6 +239,11 @@ def _not_searched(text: str) -> str:
 def address() -> str:
     """Address of the site, from the environment's ``SITE_URL``; empty: on a disk."""
     return os.environ.get("SITE_URL", "")
+
+
+def repository() -> str:
+    """Public address of the repository, from the environment's ``REPOSITORY``; empty: it has none."""
+    return os.environ.get("REPOSITORY", "")
 
 
 def stage(root: Path = ROOT) -> Staging:
@@ -244,10 +276,11 @@ def stage(root: Path = ROOT) -> Staging:
     (assets / "style" / "colours.css").write_text(colours.css(*schemes), encoding="utf-8")
     shutil.copytree(HERE / "overrides", STAGED / "overrides")
     settings = (HERE / "zensical.toml").read_text(encoding="utf-8")
-    if address():
-        settings = settings.replace(
-            "\n[project]\n", f"\n[project]\nsite_url = {json.dumps(address())}\n"
-        )
+    for key, value in {"site_url": address(), "repo_url": repository()}.items():
+        if value:
+            settings = settings.replace(
+                "\n[project]\n", f"\n[project]\n{key} = {json.dumps(value)}\n"
+            )
     (STAGED / "zensical.toml").write_text(settings, encoding="utf-8")
     for line in read_state.changed(pages, root):
         print(f"note to read again: {line}")
@@ -285,6 +318,14 @@ def build() -> None:
     for page in SITE.rglob("*.html"):
         text = staged.described(page.read_text(encoding="utf-8"), page.relative_to(SITE).as_posix())
         page.write_text(staged.put_in(text), encoding="utf-8")
+    listed = {str(PurePosixPath(name).with_suffix(".html")) for name in links.navigation()}
+    for page in SITE.rglob("*.html"):
+        name = page.relative_to(SITE).as_posix()
+        text = page.read_text(encoding="utf-8")
+        owner = None if name in listed else bars.owner(text, name, listed)
+        if owner:
+            owning = (SITE / owner).read_text(encoding="utf-8")
+            page.write_text(bars.with_bars(text, name, owning, owner), encoding="utf-8")
     for index in (SITE / "search.json", SITE / "search.js"):
         index.write_text(
             staged.formulas.as_text(index.read_text(encoding="utf-8")), encoding="utf-8"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from docsite import benchmarks, links, notebooks, pictures
+from docsite import bars, benchmarks, links, notebooks, pictures
 from docsite.benchmarks import Table
 from docsite.errors import DocsError
 
@@ -91,9 +91,34 @@ def test_pictures_by_the_colours_of_the_site(tmp_path: Path) -> None:
     picture.write_text(".a{1}\n@media (prefers-color-scheme: dark) {\n.a{2}\n}\n</style>")
     both = pictures.variants("x", picture)
     assert both == {"x-light.svg": ".a{1}\n</style>", "x-dark.svg": ".a{1}\n.a{2}\n</style>"}
-    assert pictures.by_scheme("![an x](p/x.svg)") == (
+    at = PurePosixPath("page.md")
+    assert pictures.by_scheme("![an x](p/x.svg)", at, tmp_path) == (
         "![an x](p/x-light.svg#only-light)![an x](p/x-dark.svg#only-dark)"
     )
+    plot = "![an x](x.png)"
+    assert pictures.by_scheme(plot, at, tmp_path) == plot
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/x-dark.png").touch()
+    assert pictures.by_scheme(plot, at, tmp_path) == (
+        "![an x](x.png#only-light)![an x](x-dark.png#only-dark)"
+    )
+
+
+def test_a_page_outside_the_navigation_has_its_owners_bars() -> None:
+    def page(tab: str, menu: str, text: str) -> str:
+        return (
+            f'<nav class="md-tabs">{tab}</nav><div data-md-type="navigation"{menu}'
+            f'<div class="md-sidebar md-sidebar--secondary"></div><article>{text}</article>'
+        )
+
+    label = '<label class="md-nav__link md-nav__link--active" for="__toc">A</label>'
+    theirs = page('<a href="a.html">', f'>{label}<a href="../b.html">', "")
+    text = '<a href="https://x/a.html"><a href="../l/a.html">'
+    own = page("", " hidden>", text)
+    assert bars.owner(own, "m/c.html", ["l/a.html"]) == "l/a.html"
+    assert bars.owner(own, "m/c.html", ["b.html"]) is None
+    expected = page('<a href="../l/a.html">', ' hidden><a href="../b.html">', text)
+    assert bars.with_bars(own, "m/c.html", theirs, "l/a.html") == expected
 
 
 def test_notebooks_become_pages(tmp_path: Path) -> None:
@@ -111,9 +136,9 @@ def test_notebooks_become_pages(tmp_path: Path) -> None:
     path = tmp_path / "it.ipynb"
     path.write_text(json.dumps({"cells": cells}))
     page = notebooks.read_notebook(path, str.upper)
-    assert page.text.startswith("# IT\n\n[Download the notebook](it.ipynb)")
+    assert page.text.startswith("# IT\n\n*One of the [notebooks](index.md)*\n\n[Download the")
     rest = "ABOUT [A](A.MD)\n\n```python\nprint(1)\n```\n\n```text\n1\n```\n\n"
-    assert page.text.endswith(rest + "![What the cell draws.](it-1.png)\n")
+    assert page.text.endswith(rest + "![A plot for: It](it-1.png)\n")
     assert page.pictures == {"it-1.png": b"p"}
     assert "Colab" not in page.text
     page = notebooks.read_notebook(path, str.upper, "https://github.com/me/it/")

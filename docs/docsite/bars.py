@@ -1,0 +1,61 @@
+"""Tabs and menu of pages that the navigation does not name: those of the page that they belong to.
+
+Such a page names at its top where it belongs: by its first link to a page of the navigation.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterable
+
+BARS = (
+    re.compile(r'<nav class="md-tabs".*?</nav>', re.S),
+    re.compile(
+        r'(?<=data-md-type="navigation")[^>]*>.*?(?=<div class="md-sidebar md-sidebar--sec)', re.S
+    ),
+)
+CONTENTS = re.compile(
+    r'<label class="md-nav__link md-nav__link--active" for="__toc">.*?</label>'
+    r'|<nav class="md-nav md-nav--secondary"[^>]*>.*?</nav>',
+    re.S,
+)
+"""The other page's own headings in its menu."""
+
+
+def owner(html: str, name: str, listed: Iterable[str]) -> str | None:
+    """The page of the navigation that a built page belongs to.
+
+    Args:
+        html: the built page.
+        name: its place on the site.
+        listed: places of the navigation's pages.
+    """
+    article = html.partition("<article")[2].partition("</article>")[0]
+    links = re.findall(r'<a [^>]*href="([^"#:]+\.html)', article)
+    places = (posixpath.normpath(posixpath.join(posixpath.dirname(name), link)) for link in links)
+    return next((place for place in places if place in {*listed}), None)
+
+
+def with_bars(html: str, name: str, owning: str, owning_name: str) -> str:
+    """A built page with the tabs and the menu of another.
+
+    Args:
+        html: the built page.
+        name: its place on the site.
+        owning: the other built page.
+        owning_name: its place on the site.
+    """
+
+    def moved(link: re.Match[str]) -> str:
+        place = posixpath.join(posixpath.dirname(owning_name), link[1])
+        return f'href="{posixpath.relpath(place, posixpath.dirname(name) or ".")}"'
+
+    for bar in BARS:
+        theirs = bar.search(owning)
+        assert theirs, owning_name
+        shown = re.sub(r'href="([^"#:]+)"', moved, CONTENTS.sub("", theirs[0]))
+        if bar.search(html)[0].startswith(" hidden"):
+            shown = re.sub("^[^>]*>", " hidden>", shown)
+        html = bar.sub(lambda _, shown=shown: shown, html, count=1)
+    return html
