@@ -52,10 +52,11 @@ def with_bars(html: str, name: str, owning: str, owning_name: str) -> str:
         return f'href="{posixpath.relpath(place, posixpath.dirname(name) or ".")}"'
 
     for bar in BARS:
-        theirs = bar.search(owning)
-        assert theirs, owning_name
+        own, theirs = bar.search(html), bar.search(owning)
+        assert own is not None, name
+        assert theirs is not None, owning_name
         shown = re.sub(r'href="([^"#:]+)"', moved, CONTENTS.sub("", theirs[0]))
-        if bar.search(html)[0].startswith(" hidden"):
+        if own[0].startswith(" hidden"):
             shown = re.sub("^[^>]*>", " hidden>", shown)
-        html = bar.sub(lambda _, shown=shown: shown, html, count=1)
+        html = html[: own.start()] + shown + html[own.end() :]
     return html
