@@ -77,7 +77,7 @@ WAYS = "convolution, mean, max, dilated-convolution or most-used"
         ),
         (RunConfig, {"model": XL(), "train": {}}, "train must be a TrainConfig"),
         (RunConfig, {"model": XL(), "architecture": "gpt"}, "must be transformer-xl, compressive"),
-        (RunConfig, {"model": XL(), "architecture": "lstm"}, "lstm goes with a LSTMConfig, not a"),
+        (RunConfig, {"model": XL(), "architecture": "lstm"}, "set architecture=.transformer-xl."),
     ],
 )
 def test_options_that_are_refused(kind: Any, given: dict[str, Any], says: str) -> None:

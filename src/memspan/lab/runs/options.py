@@ -64,9 +64,11 @@ class RunConfig(Options, Generic[ModelConfig]):
             )
         kind = MODELS[self.architecture]
         if not isinstance(self.model, kind):
+            meant = [name for name, each in MODELS.items() if type(self.model) is each]
+            remedy = f"set architecture={meant[0]!r}" if meant else "change one of them"
             raise MemspanError(
                 f"architecture {self.architecture} goes with a {kind.__name__}, not a "
-                f"{type(self.model).__name__}: change one of them"
+                f"{type(self.model).__name__}: {remedy}"
             )
         if self.optim.compression_learning_rate != 1 and not kind.has_auxiliary_parameters:
             raise MemspanError(
