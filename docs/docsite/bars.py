@@ -52,7 +52,8 @@ def with_bars(html: str, name: str, owning: str, owning_name: str) -> str:
         return f'href="{posixpath.relpath(place, posixpath.dirname(name) or ".")}"'
 
     for bar in BARS:
-        own, theirs = bar.search(html), bar.search(owning)
+        own = bar.search(html)
+        theirs = bar.search(owning)
         assert own is not None, name
         assert theirs is not None, owning_name
         shown = re.sub(r'href="([^"#:]+)"', moved, CONTENTS.sub("", theirs[0]))
