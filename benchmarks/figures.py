@@ -52,6 +52,14 @@ HEAD = 5
 """Head whose matrix is drawn, from 0."""
 GATED = (2, 3)
 """The same of Gated DeltaNet."""
+ASKED = {
+    "story": "Kate is in Padua. Tom is in Rome. Ann is in Pisa. Bob is in Milan.\n"
+    "It rains. Kate is in Rome. Eve is in Venice. Tom is in Pisa.\n"
+    "It rains. Max is in Siena. Ada is in Padua. Ann is in Venice.",
+    "asked": "Kate",
+    "step": 11,
+}
+"""The text that the model in the page reads at first."""
 CHUNK = (42, 8)
 """The delta rule's chunk: its first token and its length."""
 STORY = {
@@ -302,6 +310,8 @@ FIGURES: dict[str, Callable[[], dict[str, Any]]] = {
     "overlap": lambda: {"kind": "overlap", "shown": {"angle": 60, "beta": 1}},
     # Likewise: sentences in, answers out.
     "story": lambda: {"kind": "story", "shown": STORY},
+    # The model's weights are put in where it is drawn.
+    "asked": lambda: {"kind": "asked", "model": "recall-gated-delta-net", "shown": ASKED},
 }
 
 

@@ -18,10 +18,11 @@ from typing import Any
 from docsite import colours
 from docsite.code import ROOT
 from docsite.errors import DocsError
+from docsite.weights import model_of
 
 FOLDER = Path("docs/figures")
 STYLE = Path(__file__).parent / "style"
-SCRIPTS = (STYLE / "story.js", STYLE / "figures.js")
+SCRIPTS = (STYLE / "story.js", STYLE / "asked.js", STYLE / "figures.js")
 FORM = 2
 """Names of the files that benchmarks/figures.py writes."""
 AGAIN = "write and draw it anew: make figures"
@@ -53,7 +54,7 @@ class Figures:
         return re.sub(r"^!\[([^\]]*)\]\([./]*figures/([\w-]+)\.svg\)$", place, text, flags=re.M)
 
     def _html(self, name: str, alt: str, folder: str) -> str:
-        data = load(name, self.root)
+        data = with_model(load(name, self.root), self.root)
         svg, told = drawn(name, data)
         path = self.root / FOLDER / f"{name}.svg"
         if not path.is_file() or path.read_text(encoding="utf-8") != alone(svg):
@@ -83,6 +84,15 @@ def load(name: str, root: Path = ROOT) -> dict[str, Any]:
     if form != FORM:
         raise DocsError(f"{FOLDER}/{name}.json is of form {form}, not {FORM}: {AGAIN}")
     return data
+
+
+def with_model(data: dict[str, Any], root: Path = ROOT) -> dict[str, Any]:
+    """A figure's numbers, and those of the model that it computes with, if it names one.
+
+    Raises:
+        DocsError: there is no such model.
+    """
+    return data | {"model": model_of(data["model"], root)} if "model" in data else data
 
 
 def drawn(name: str, data: dict[str, Any]) -> tuple[str, str]:
@@ -148,7 +158,7 @@ def draw_all(root: Path = ROOT) -> None:
         DocsError: as :func:`load` and :func:`drawn`.
     """
     for path in sorted((root / FOLDER).glob("*.json")):
-        svg, _ = drawn(path.stem, load(path.stem, root))
+        svg, _ = drawn(path.stem, with_model(load(path.stem, root), root))
         path.with_suffix(".svg").write_text(alone(svg), encoding="utf-8")
     story = load("story", root)["shown"]["story"]
     steps = [{"step": i, "asked": "Kate"} for i in range(story.count("."))]

@@ -29,6 +29,7 @@ NEEDS = {"lm_eval": "lm_eval.api", "torchrl": "torchrl", "transformers": "transf
 PAGES = [
     ROOT / "README.md",
     DOCS / "index.md",
+    DOCS / "ask.md",
     DOCS / "tutorial.md",
     DOCS / "path.md",
     DOCS / "today.md",

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+import asked
 import figures as written
 import memspan
+import shipped_recall
 import twelve_tokens
 from docsite import figures
 from docsite.errors import DocsError
@@ -49,6 +51,26 @@ def test_the_writes_sum_up_to_the_models_matrix(name: str, place: tuple[int, int
     expected = memory.weights[0, *place]
     assert expected.abs().max() > 0.5
     torch.testing.assert_close(matrix, expected, atol=0.05, rtol=0)
+
+
+def test_the_page_is_compared_with_what_the_model_says_today() -> None:
+    kept = json.loads(asked.PATH.read_text(encoding="utf-8"))
+    stories = asked.stories()
+    assert [
+        {key: row[key] for key in story} for story, row in zip(stories, kept, strict=True)
+    ] == stories
+    for row in kept:
+        now = asked.answered(row["story"], row["asked"])
+        assert now["words"] == row["words"]
+        for part in ("logits", "shares"):
+            assert now[part] == pytest.approx(row[part], abs=1e-4)
+    page = (figures.ROOT / "docs/ask.md").read_text(encoding="utf-8")
+    run = json.loads(shipped_recall.RESULTS.read_text(encoding="utf-8"))[asked.RUN]
+    *near, far = run["right"]
+    assert {*near} == {1.0}
+    assert f"{far:.0%} beyond".replace("%", " %") in page
+    assert f"{run['parameters']:,} parameters" in page
+    assert f"{run['cpu_seconds']:.0f} CPU seconds" in page
 
 
 def share(name: str, layer: int, compressed: int = 0) -> float:

@@ -12,6 +12,7 @@ from typing import NoReturn
 import pytest
 
 import memspan
+import shipped_recall
 from command_line import refused
 from memspan import MemspanError
 from memspan.lab import cli
@@ -21,6 +22,9 @@ from memspan.lab.runs.folder import SHIPPED
 from shipped_runs import RECIPES, RESULTS, SPAN, TRAINED, card, table
 
 ROWS = json.loads(RESULTS.read_text())
+RECALLED = json.loads(shipped_recall.RESULTS.read_text())
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture(autouse=True)
@@ -39,11 +43,16 @@ def _offline_and_untouched(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_there_is_one_for_each_paper_within_four_megabytes() -> None:
-    assert set(SHIPPED) == set(ROWS) == set(RECIPES)
+    assert set(SHIPPED) == set(ROWS) | set(RECALLED)
+    assert set(ROWS) == set(RECIPES)
     assert len({recipe.architecture for recipe in RECIPES.values()}) == 5
-    assert sum(path.stat().st_size for path in TRAINED.rglob("*") if path.is_file()) < 4_000_000
-    guide = Path(__file__).parents[2] / "docs" / "guides" / "trained-runs.md"
-    assert table(ROWS) in guide.read_text()
+    assert sum(path.stat().st_size for path in TRAINED.rglob("*") if path.is_file()) < 5_000_000
+    guide = (DOCS / "guides" / "trained-runs.md").read_text()
+    assert table(ROWS) in guide
+    assert shipped_recall.table(RECALLED) in guide
+    floors = shipped_recall.floors()
+    known = f"all answers has {floors['all answers']:.2f}, one who knows no answer"
+    assert f"{known} {floors['no answer']:.2f}." in " ".join(guide.split())
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -67,6 +76,22 @@ def test_it_scores_and_writes_as_its_card_says(name: str, caplog: pytest.LogCapt
     assert abs(row["bits_per_byte"] - row["bits_per_byte_float32"]) < 0.001
 
 
+@pytest.mark.parametrize("name", RECALLED)
+def test_a_run_that_recalls_answers_as_its_card_says(name: str) -> None:
+    row = RECALLED[name]
+    run = memspan.load(name)
+    assert (run.folder / "README.md").read_text() == shipped_recall.card(name, row)
+    config = shipped_recall.config_of(name)
+    assert run.config.model == config.model
+    assert (run.step, run.config.optim) == (config.train.steps, config.optim)
+    assert (run.folder / WEIGHTS).stat().st_size == row["bytes"]
+    found = shipped_recall.answers(run, 1000)
+    near = [right for back, right in found if back <= shipped_recall.EDGES[1]]
+    assert sum(near) / len(near) == pytest.approx(row["right"][0], abs=0.05)
+    prompt = "Tom is in Rome. Tom is in Pisa. It rains. Where is Tom?"
+    assert memspan.generate(run, prompt, tokens=1).text.strip() == "Pisa."
+
+
 def test_a_folder_of_that_name_comes_first() -> None:
     shutil.copytree(SHIPPED["shakespeare-fast-weights"], "shakespeare")
     assert memspan.load("shakespeare").config.architecture == "fast-weights"
@@ -80,7 +105,7 @@ def test_a_folder_of_that_name_comes_first() -> None:
 
 
 def test_a_wrong_name_lists_the_right_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(MemspanError, match="comes with memspan: shakespeare, "):
+    with pytest.raises(MemspanError, match="comes with memspan: recall-"):
         memspan.load("shakespear")
     said = refused(capsys, "generate", "hamlet")
     assert "no run at hamlet: " in said

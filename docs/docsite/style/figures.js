@@ -427,6 +427,7 @@ const KINDS = {
     tell: tellSpan,
   },
   story: STORY,
+  asked: ASKED,
 }
 
 /** A control's values, which may depend on what was typed. */
