@@ -1,34 +1,46 @@
 """Triton programs of the Feedback Transformer, proven without a GPU.
 
-    python benchmarks/feedback_kernel.py shapes --shapes 1000       # in Triton's interpreter, hours
+    python benchmarks/feedback_kernel.py shapes --shapes 100        # in Triton's interpreter
+    python benchmarks/feedback_kernel.py campaign                   # 10,000 of them, an hour
     python benchmarks/feedback_kernel.py targets                    # compiled: registers, spills
 
-``shapes``: models of random sizes and options, with memories, documents and dropout; results and every
-gradient against the reference in float64. What the programs read lies inside storage full of NaN, and
-what they write begins as NaN, with margins that must stay so. ``targets``: each program with its
-default tiles, for GPUs that need not be here. The status is 1 where something is wrong.
+``shapes``, ``campaign``: models of random sizes and options, with memories, documents and dropout;
+results and every gradient against the reference in float64. What the programs read lies inside storage
+full of NaN, and what they write begins as NaN, with margins that must stay so. ``targets``: each
+program with its default tiles, for GPUs that need not be here. The status is 1 where something is
+wrong.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import random
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+import memspan
 from memspan.models.feedback.config import FeedbackConfig
 from memspan.models.feedback.model import Feedback, FeedbackMemory
 from memspan.ops.feedback import programs, recurrence
 from memspan.ops.feedback.buffers import Buffers
-from triton_proofs import Outputs, instead, print_compiled, report, seeded, verbs_of
+from triton_proofs import (
+    Outputs,
+    campaign,
+    compare_shapes,
+    instead,
+    print_compiled,
+    report,
+    seeded,
+    verbs_of,
+)
 
 LIMIT = {torch.float32: 1e-5, torch.bfloat16: 5e-2}
 """The largest difference from float64, as a part of the largest number of a tensor or of 1."""
+PROGRAMS = Path(memspan.__file__).parent / "ops" / "feedback" / "triton_kernel.py"
 SIZES = {
     "small": {"d_model": 128, "d_ff": 512, "n_heads": 4, "width": 32},
     "large": {"d_model": 512, "d_ff": 2048, "n_heads": 8, "width": 64},
@@ -74,18 +86,19 @@ BUFFERS = recurrence.new_buffers
 GRADIENTS = recurrence.new_gradients
 
 
-def drawn_model(draw: random.Random, dtype: torch.dtype) -> Feedback:
+def drawn_model(draw: random.Random, dtype: torch.dtype, small: bool) -> Feedback:
     """A model of random sizes and options in float64; its numbers fit into bfloat16."""
+    most = 2 if small else 3
     # Rounded to bfloat16, a sum near zero may change its sign, and a ReLU then has another gradient.
     activations = ["gelu"] if dtype == torch.bfloat16 else ["relu", "gelu"]
     post = draw.random() < 0.3
-    span = draw.randint(1, 12)
+    span = draw.randint(1, 6 if small else 12)
     config = FeedbackConfig(
-        n_layers=draw.randint(1, 3),
-        d_model=draw.choice([8, 24, 33, 64]),
-        n_heads=draw.randint(1, 3),
-        d_head=draw.choice([4, 8, 16, 24, 33]),
-        d_ff=draw.choice([8, 40, 70]),
+        n_layers=draw.randint(1, most),
+        d_model=draw.choice([8, 16, 24] if small else [8, 24, 33, 64]),
+        n_heads=draw.randint(1, most),
+        d_head=draw.choice([4, 8, 16] if small else [4, 8, 16, 24, 33]),
+        d_ff=draw.choice([8, 20] if small else [8, 40, 70]),
         memory_length=span,
         max_distance=span + draw.choice([0, 3]),
         projections=draw.choice(["shared", "per-layer"]),
@@ -130,13 +143,14 @@ def read(
     }
 
 
-def compare(draw: random.Random) -> dict[str, Any]:
-    """One random model and segment: its type, and the largest difference of any tensor."""
+def compare(draw: random.Random, small: bool) -> dict[str, Any]:
+    """One random model and segment: its type, and the largest difference of any tensor. Small ones have
+    few tiles."""
     dtype = draw.choice([torch.float32, torch.float32, torch.float32, torch.bfloat16])
-    model = drawn_model(draw, dtype)
+    model = drawn_model(draw, dtype, small)
     config = model.config
     rows = draw.randint(1, 2)
-    n_tokens = draw.choice([1, draw.randint(2, 5)])
+    n_tokens = draw.choice([1, draw.randint(2, 3 if small else 5)])
     generator = seeded(draw)
     x = torch.randn(rows, n_tokens, config.d_model, generator=generator).bfloat16()
     memory = model.initial_memory(rows)
@@ -180,43 +194,6 @@ def laid_out(guarded: Guarded, t: Tensor) -> Tensor:
     plain = LAID_OUT(t)
     storages = {storage.data_ptr() for storage in guarded._storages}
     return plain if t.untyped_storage().data_ptr() in storages else guarded.copy(plain)
-
-
-def mend_interpreter() -> None:
-    """Patch the language once for each module in a launch, not for every function that a program
-    calls: that takes most of the time."""
-    from triton.runtime import interpreter
-
-    launch = interpreter.GridExecutor.__call__
-    patch = interpreter._patch_lang
-    patched: set[int] = set()
-
-    def launch_anew(self: Any, *args: Any, **options: Any) -> Any:
-        patched.clear()
-        return launch(self, *args, **options)
-
-    def call(self: Any, *args: Any, **options: Any) -> Any:
-        if id(self.fn.__globals__) not in patched:
-            patched.add(id(self.fn.__globals__))
-            patch(self.fn)
-        return self.rewrite()(*args, **options)
-
-    interpreter.GridExecutor.__call__ = launch_anew
-    interpreter.InterpretedFunction.__call__ = call
-
-
-def shapes(n: int, seed: int) -> None:
-    """Compare ``n`` random shapes."""
-    os.environ["TRITON_INTERPRET"] = "1"
-    torch.set_num_threads(1)
-    mend_interpreter()
-    worst: dict[str, float] = {}
-    counts: dict[str, int] = {}
-    for index in range(seed, seed + n):
-        row = compare(random.Random(index))
-        counts[row["dtype"]] = counts.get(row["dtype"], 0) + 1
-        worst[row["dtype"]] = max(worst.get(row["dtype"], 0.0), row["worst"])
-    print(json.dumps({"shapes": counts, "worst": worst}))
 
 
 # ----- Compiled for GPUs
@@ -267,7 +244,9 @@ def main() -> None:
     verb.add_argument("--only", nargs="+", default=[], metavar="TARGET", help="80, 90, 100, gfx942")
     given = parser.parse_args()
     if given.verb == "shapes":
-        shapes(given.shapes, given.seed)
+        compare_shapes(compare, given)
+    elif given.verb == "campaign":
+        campaign(compare, PROGRAMS, given)
     else:
         names = ("forward", "backward", "position_gradients")
         print_compiled(compiled, names, given.sizes, given.only)

@@ -1,13 +1,14 @@
 """Triton programs of relative attention, proven without a GPU.
 
-    python benchmarks/relative_kernel.py shapes --shapes 10000      # in Triton's interpreter, hours
+    python benchmarks/relative_kernel.py shapes --shapes 100        # in Triton's interpreter
+    python benchmarks/relative_kernel.py campaign                   # 10,000 of them, an hour
     python benchmarks/relative_kernel.py operator                   # opcheck, a graph, a model
     python benchmarks/relative_kernel.py targets                    # compiled: registers, spills
 
-``shapes``: random shapes, widths, limits and tiles; results and every gradient against the reference
-in float64. Inputs are views inside storage full of NaN, and what is written begins as NaN, with margins
-that must stay so. ``targets``: each program with its default tiles, for GPUs that need not be here. The
-status is 1 where something is wrong.
+``shapes``, ``campaign``: random shapes, widths, limits and tiles; results and every gradient against
+the reference in float64. Inputs are views inside storage full of NaN, and what is written begins as
+NaN, with margins that must stay so. ``targets``: each program with its default tiles, for GPUs that
+need not be here. The status is 1 where something is wrong.
 """
 
 from __future__ import annotations
@@ -24,12 +25,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import memspan
 from memspan.ops.relative import Positions, relative_attention
-from triton_proofs import TARGETS, Outputs, instead, print_compiled, report, seeded, verbs_of
+from triton_proofs import (
+    TARGETS,
+    Outputs,
+    campaign,
+    compare_shapes,
+    instead,
+    print_compiled,
+    report,
+    seeded,
+    verbs_of,
+)
 
 LIMIT = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 """The largest difference from float64, as a part of the largest number of a tensor or of 1."""
 WIDTHS = (8, 16, 24, 32, 33, 48, 64, 80, 96, 128)
+SMALL_WIDTHS = WIDTHS[:5]
+PROGRAMS = Path(memspan.__file__).parent / "ops" / "relative_kernel" / "kernel.py"
 MARGIN = 3
 IN_BUNDLES = ("80", "90", "gfx942")
 FAR = 1 << 29
@@ -81,21 +95,24 @@ def limits(
     return first.int(), last.int().contiguous()
 
 
-def compare(draw: random.Random) -> dict[str, Any]:
-    """One random shape: what it is, and the largest difference of each tensor."""
+def compare(draw: random.Random, small: bool) -> dict[str, Any]:
+    """One random shape: its type, and the largest difference of any tensor. Small ones have up to three
+    tiles of the smallest size to a side."""
     from memspan.ops.relative_kernel import launch
 
     dtype = draw.choice([torch.float32, torch.float32, torch.float32, torch.bfloat16])
-    batch = draw.randint(1, 3)
-    n_heads = draw.randint(1, 3)
-    n_queries = draw.choice([1, draw.randint(1, 20), draw.randint(1, 90)])
-    n_keys = n_queries + draw.choice([0, 1, draw.randint(0, 90)])
+    most = 2 if small else 3
+    longest = 36 if small else 90
+    widths = SMALL_WIDTHS if small else WIDTHS
+    sides = [16, 16, 32] if small else [16, 32, 64]
+    batch = draw.randint(1, most)
+    n_heads = draw.randint(1, most)
+    n_queries = draw.choice([1, draw.randint(1, 20), draw.randint(1, longest)])
+    n_keys = n_queries + draw.choice([0, 1, draw.randint(0, longest)])
     future = draw.choice([0, 0, n_queries - 1, draw.randint(0, n_queries - 1)])
-    width = draw.choice(WIDTHS)
-    value_width = draw.choice([width, width, draw.choice(WIDTHS)])
-    tiles = launch.Plan(
-        *(launch.Tiles(draw.choice([16, 32, 64]), draw.choice([16, 32, 64])) for _ in range(3))
-    )
+    width = draw.choice(widths)
+    value_width = draw.choice([width, width, draw.choice(widths)])
+    tiles = launch.Plan(*(launch.Tiles(draw.choice(sides), draw.choice(sides)) for _ in range(3)))
     shapes = {
         "q": (batch, n_heads, n_queries, width),
         "k": (batch, n_heads, n_keys, width),
@@ -141,38 +158,6 @@ def compare(draw: random.Random) -> dict[str, Any]:
     # NaN is not below the limit.
     assert worst < LIMIT[dtype], f"{case} differs: {differences}"
     return {"dtype": str(dtype).removeprefix("torch."), "worst": worst}
-
-
-def let_bfloat16_multiply() -> None:
-    """Mend the interpreter, which keeps bfloat16 as integers of 16 bits and multiplies those: products
-    are of float32."""
-    import triton.language as tl
-    from triton.runtime import interpreter
-
-    builder = interpreter.interpreter_builder
-    multiply = builder.create_dot
-
-    def dot(a: Any, b: Any, *rest: Any) -> Any:
-        if a.dtype == tl.bfloat16:
-            a = builder.create_fp_ext(a, tl.float32)
-            b = builder.create_fp_ext(b, tl.float32)
-        return multiply(a, b, *rest)
-
-    builder.create_dot = dot
-
-
-def shapes(n: int, seed: int) -> None:
-    """Compare ``n`` random shapes."""
-    os.environ["TRITON_INTERPRET"] = "1"
-    torch.set_num_threads(1)
-    let_bfloat16_multiply()
-    worst: dict[str, float] = {}
-    counts: dict[str, int] = {}
-    for index in range(seed, seed + n):
-        row = compare(random.Random(index))
-        counts[row["dtype"]] = counts.get(row["dtype"], 0) + 1
-        worst[row["dtype"]] = max(worst.get(row["dtype"], 0.0), row["worst"])
-    print(json.dumps({"shapes": counts, "worst": worst}))
 
 
 # ----- As an operator, and in a model
@@ -357,7 +342,9 @@ def main() -> None:
     verb.add_argument("--only", nargs="+", default=[], metavar="TARGET", help="80, 90, 100, gfx942")
     given = parser.parse_args()
     if given.verb == "shapes":
-        shapes(given.shapes, given.seed)
+        compare_shapes(compare, given)
+    elif given.verb == "campaign":
+        campaign(compare, PROGRAMS, given)
     elif given.verb == "cache":
         cache(given.folder, given.only)
     elif given.verb == "operator":

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import os
 import random
 import re
 import subprocess
@@ -17,6 +19,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+RESULTS = Path(__file__).resolve().parent / "results" / "interpreted.json"
 TARGETS = (("cuda", 80, 32), ("cuda", 90, 32), ("cuda", 100, 32), ("hip", "gfx942", 64))
 Row = dict[str, Any]
 
@@ -123,12 +126,123 @@ def print_compiled(
         raise SystemExit("some programs spill")
 
 
+# ----- Random shapes
+
+
+def interpret() -> None:
+    """Let programs run in Triton's interpreter, one thread, mended where it is wrong or slow."""
+    os.environ["TRITON_INTERPRET"] = "1"
+    torch.set_num_threads(1)
+    let_bfloat16_multiply()
+    _patch_modules_once()
+
+
+def let_bfloat16_multiply() -> None:
+    """The interpreter keeps bfloat16 as integers of 16 bits and multiplies those: let products be of
+    float32."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    builder = interpreter.interpreter_builder
+    multiply = builder.create_dot
+
+    def dot(a: Any, b: Any, *rest: Any) -> Any:
+        if a.dtype == tl.bfloat16:
+            a = builder.create_fp_ext(a, tl.float32)
+            b = builder.create_fp_ext(b, tl.float32)
+        return multiply(a, b, *rest)
+
+    builder.create_dot = dot
+
+
+def _patch_modules_once() -> None:
+    """Patch the language once for each module in a launch, not for every function that a program
+    calls: that takes most of the time."""
+    from triton.runtime import interpreter
+
+    launch = interpreter.GridExecutor.__call__
+    patch = interpreter._patch_lang
+    patched: set[int] = set()
+
+    def launch_anew(self: Any, *args: Any, **options: Any) -> Any:
+        patched.clear()
+        return launch(self, *args, **options)
+
+    def call(self: Any, *args: Any, **options: Any) -> Any:
+        if id(self.fn.__globals__) not in patched:
+            patched.add(id(self.fn.__globals__))
+            patch(self.fn)
+        return self.rewrite()(*args, **options)
+
+    interpreter.GridExecutor.__call__ = launch_anew
+    interpreter.InterpretedFunction.__call__ = call
+
+
+def compare_shapes(
+    compare: Callable[[random.Random, bool], Row], given: argparse.Namespace
+) -> None:
+    """Compare random shapes, of which every tenth is large, and print how many there were and the worst
+    difference of each type.
+
+    Args:
+        compare: compares one shape, small or large, that it draws; raises AssertionError.
+        given: the options of :func:`verbs_of`.
+    """
+    interpret()
+    found: Row = {"shapes": {}, "worst": {}}
+    for index in range(given.seed, given.seed + given.shapes):
+        _add(found, compare(random.Random(index), index % 10 > 0))
+    print(json.dumps(found))
+
+
+def campaign(
+    compare: Callable[[random.Random, bool], Row], programs: Path, given: argparse.Namespace
+) -> None:
+    """Compare the shapes of the seeds from 0 that are not in the file of results yet, which is written
+    as they are done, so that it can be stopped and goes on.
+
+    Args:
+        compare: see :func:`compare_shapes`.
+        programs: the file of programs. What other ones gave is thrown away.
+        given: ``shapes`` and ``results``.
+    """
+    interpret()
+    name = programs.parent.name
+    digest = hashlib.sha256(programs.read_bytes()).hexdigest()[:16]
+    path: Path = given.results
+    all_found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    found = all_found.get(name, {})
+    if found.get("programs") != digest:
+        found = {"programs": digest, "next_seed": 0, "shapes": {}, "worst": {}}
+    while found["next_seed"] < given.shapes:
+        index = found["next_seed"]
+        _add(found, compare(random.Random(index), index % 10 > 0))
+        found["next_seed"] = index + 1
+        if index % 20 == 19 or index + 1 == given.shapes:
+            # Another campaign may have written to it.
+            others = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+            path.write_text(json.dumps(others | {name: found}, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(found))
+
+
+def _add(found: Row, row: Row) -> None:
+    """Count the compared shape ``row``."""
+    dtype = row["dtype"]
+    found["shapes"][dtype] = found["shapes"].get(dtype, 0) + 1
+    found["worst"][dtype] = max(found["worst"].get(dtype, 0.0), row["worst"])
+
+
 def verbs_of(parser: argparse.ArgumentParser) -> Any:
-    """The verbs of a script: shapes, and room for its own."""
+    """The verbs of a script: shapes, a campaign of them, and room for its own."""
     verbs = parser.add_subparsers(dest="verb", required=True)
     verb = verbs.add_parser("shapes", help="compare random shapes in Triton's interpreter")
     verb.add_argument("--shapes", type=int, default=100, metavar="N")
     verb.add_argument(
         "--seed", type=int, default=0, help="of the first shape; the next has the next"
     )
+    verb = verbs.add_parser(
+        "campaign", help="the same up to a number, results in a file; goes on where it stopped"
+    )
+    verb.add_argument("--shapes", type=int, default=10_000, metavar="N")
+    verb.add_argument("--results", type=Path, default=RESULTS, metavar="FILE")
     return verbs
