@@ -98,7 +98,7 @@ def level() -> str:
 
 
 def _levels() -> list[str]:
-    """That folder and those below it, whose libraries run as well."""
+    """It and the folders below it, whose libraries run as well."""
     folders = [*LEVELS.values(), "baseline"]
     return folders[folders.index(level()) :]
 
