@@ -39,7 +39,9 @@ from triton_proofs import (
 )
 
 LIMIT = {torch.float32: 1e-5, torch.bfloat16: 5e-2}
-"""The largest difference from float64, as a part of the largest number of a tensor or of 1."""
+"""The largest difference from float64, as a part of the largest number of a tensor or of 1. Narrow
+models can differ more in bfloat16: up to ``TIMES`` what the reference does in that type."""
+TIMES = 4
 PROGRAMS = Path(memspan.__file__).parent / "ops" / "feedback" / "triton_kernel.py"
 SIZES = {
     "small": {"d_model": 128, "d_ff": 512, "n_heads": 4, "width": 32},
@@ -94,7 +96,7 @@ def drawn_model(draw: random.Random, dtype: torch.dtype, small: bool) -> Feedbac
     post = draw.random() < 0.3
     span = draw.randint(1, 6 if small else 12)
     config = FeedbackConfig(
-        n_layers=draw.randint(1, most),
+        n_layers=draw.choice([1, 1, most]),
         d_model=draw.choice([8, 16, 24] if small else [8, 24, 33, 64]),
         n_heads=draw.randint(1, most),
         d_head=draw.choice([4, 8, 16] if small else [4, 8, 16, 24, 33]),
@@ -110,8 +112,10 @@ def drawn_model(draw: random.Random, dtype: torch.dtype, small: bool) -> Feedbac
         dropout=draw.choice([0, 0, 0.3]),
         attention_dropout=draw.choice([0, 0, 0.3]),
     )
-    model = Feedback(config)
     generator = seeded(draw)
+    # Of what the model draws itself.
+    torch.manual_seed(draw.getrandbits(40))
+    model = Feedback(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
@@ -149,8 +153,8 @@ def compare(draw: random.Random, small: bool) -> dict[str, Any]:
     dtype = draw.choice([torch.float32, torch.float32, torch.float32, torch.bfloat16])
     model = drawn_model(draw, dtype, small)
     config = model.config
-    rows = draw.randint(1, 2)
-    n_tokens = draw.choice([1, draw.randint(2, 3 if small else 5)])
+    rows = draw.choice([1, 1, 2])
+    n_tokens = draw.choice([1, 2] if small else [1, draw.randint(2, 5)])
     generator = seeded(draw)
     x = torch.randn(rows, n_tokens, config.d_model, generator=generator).bfloat16()
     memory = model.initial_memory(rows)
@@ -174,16 +178,25 @@ def compare(draw: random.Random, small: bool) -> dict[str, Any]:
     ):
         found = read(model.to(dtype), x, memory, "triton", **documents)
     guarded.check()
-    differences = {
-        name: ((found[name] - b).abs().max() / b.abs().max().clamp(min=1)).item()
-        for name, b in expected.items()
-    }
+    differences = differences_from(expected, found)
+    limit = LIMIT[dtype]
+    if dtype == torch.bfloat16:
+        rounded = read(model, x, memory, "reference", **documents)
+        limit = max(limit, TIMES * max(differences_from(expected, rounded).values()))
     worst = max(differences, key=lambda name: differences[name])
     # NaN is not below the limit.
-    assert all(each < LIMIT[dtype] for each in differences.values()), (
+    assert all(each < limit for each in differences.values()), (
         f"{config} with {tiles}, {rows} rows of {n_tokens} tokens, {dtype}: {differences}"
     )
     return {"dtype": str(dtype).removeprefix("torch."), "worst": differences[worst], "of": worst}
+
+
+def differences_from(expected: dict[str, Tensor], found: dict[str, Tensor]) -> dict[str, float]:
+    """The largest of each tensor, as a part of its largest number or of 1."""
+    return {
+        name: ((found[name] - b).abs().max() / b.abs().max().clamp(min=1)).item()
+        for name, b in expected.items()
+    }
 
 
 LAID_OUT = programs.laid_out
