@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib.util
 import runpy
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from statelaws import Causal, Claims, Function, Inputs, Recurrent
+from statelaws import Causal, Claims, Function, Inputs, Recurrent, by_steps
 from statelaws.adapters.recipes import CODED, EXPERTS, LATENT, PADDING, RECIPES, SIZES
 from statelaws.laws import NAMES
-from statelaws.states import copied, mapped
+from statelaws.states import mapped
 
 TARGETS: dict[str, Callable[[], Any]] = {}
 VOCABULARY = 64
@@ -48,17 +50,14 @@ def _(kind: type[nn.RNNBase], **options: Any) -> Any:
 def loop(cell: nn.Module, n_states: int) -> Any:
     """A cell of torch, step by step."""
 
-    def read(x: torch.Tensor, state: Any) -> Any:
-        outputs = []
-        for t in range(x.shape[1]):
-            state = cell(x[:, t], state)
-            outputs.append(state if n_states == 1 else state[0])
-        return torch.stack(outputs, 1), state
+    def step(x: torch.Tensor, state: Any) -> Any:
+        state = cell(x, state)
+        return (state, state) if n_states == 1 else (state[0], state)
 
     def start(rows: int) -> Any:
         return torch.zeros(rows, 8) if n_states == 1 else (torch.zeros(rows, 8),) * 2
 
-    return Function(read, start, Inputs(width=6), cell)
+    return Function(by_steps(step), start, Inputs(width=6), cell)
 
 
 TARGETS["torch.nn: RNNCell"] = lambda: loop(nn.RNNCell(6, 8), 1)
@@ -128,8 +127,9 @@ LATER = (
 """Types that statelaws has no recipe for."""
 
 
-def of_type(model_type: str) -> Any:
-    from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+def small(model_type: str) -> nn.Module:
+    """A small model of a type, as initialised."""
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     own = RECIPES.get(model_type)
     if own is None:
@@ -142,7 +142,14 @@ def of_type(model_type: str) -> Any:
     derived = {n for n in SIZES if isinstance(getattr(kind, n, None), property)}
     sizes = {n: size for n, size in SIZES.items() if n not in derived}
     config = AutoConfig.for_model(model_type, **{"vocab_size": VOCABULARY, **sizes, **own})
-    module = AutoModelForCausalLM.from_config(config).eval()
+    module: nn.Module = AutoModelForCausalLM.from_config(config).eval()
+    return module
+
+
+def of_type(model_type: str) -> Any:
+    from transformers import DynamicCache
+
+    module = small(model_type)
     claims = (CODED.get(model_type), PADDING.get(model_type))
     model: Any = Causal(module, *claims)
     if model_type not in RECURRENT:
@@ -162,54 +169,51 @@ for each in (*RECURRENT, *LATER, *(name for name in RECIPES if name not in RECUR
 # ----- lucidrains: x-transformers, minGRU-pytorch, recurrent-memory-transformer, titans-pytorch
 
 
-class WholeText:
-    """A model that is given the whole text so far with its cache, and decodes one token at a time."""
+CACHED = Claims(bounded=False, carries_gradients=False)
 
-    def __init__(self, module: nn.Module, first: Any, later: Any, lengths: Any = None) -> None:
-        self.module = module.eval()
-        self.first = first
-        self.later = later
-        self.inputs = Inputs(vocab_size=VOCABULARY)
-        self.claims = Claims(bounded=False, carries_gradients=False, lengths=lengths or {})
 
-    def start(self, batch_size: int) -> Any:
-        return torch.zeros(batch_size, 0, dtype=torch.long), None
+class WholeText(Function):
+    """A model that is given the whole text so far with its cache, and decodes one token at a time.
 
-    def read(self, inputs: torch.Tensor, state: Any) -> Any:
-        before, cache = state
-        tokens = torch.cat([before, inputs], 1)
-        if cache is None:
-            y, cache = self.first(tokens)
+    ``called(tokens, cache=...)``, and ``first`` where there is no cache yet, give outputs and a cache.
+    """
+
+    def __init__(self, module: Any, called: Any, first: Any = None, claims: Any = CACHED) -> None:
+        def step(token: torch.Tensor, state: Any) -> Any:
+            tokens = torch.cat([state[0], token[:, None]], 1)
+            y, cache = called(tokens, cache=state[1])
+            return y[:, -1], (tokens, cache)
+
+        def read(tokens: torch.Tensor, state: Any) -> Any:
+            if state[1] is not None:
+                return by_steps(step)(tokens, state)
+            y, cache = (first or called)(tokens, cache=None)
             return y, (tokens, cache)
-        outputs = []
-        for stop in range(before.shape[1] + 1, tokens.shape[1] + 1):
-            y, cache = self.later(tokens[:, :stop], cache)
-            outputs.append(y[:, -1:])
-        return torch.cat(outputs, 1), (tokens, cache)
+
+        start = lambda rows: (torch.zeros(rows, 0, dtype=torch.long), None)  # noqa: E731
+        super().__init__(read, start, Inputs(vocab_size=VOCABULARY), module.eval(), claims)
 
     def select(self, state: Any, rows: torch.Tensor) -> Any:
         n = len(state[0])
         return mapped(lambda part: part[rows] if part.dim() and len(part) == n else part, state)
 
-    def copy(self, state: Any) -> Any:
-        return copied(state)
 
-
-def x_transformer(**options: Any) -> Any:
+def x_decoder(**options: Any) -> nn.Module:
     from x_transformers import Decoder, TransformerWrapper
 
     layers = Decoder(dim=32, depth=2, heads=4, attn_dim_head=32, **options)
-    module = TransformerWrapper(num_tokens=VOCABULARY, max_seq_len=512, attn_layers=layers)
+    return TransformerWrapper(num_tokens=VOCABULARY, max_seq_len=512, attn_layers=layers)
 
-    def first(tokens: torch.Tensor) -> Any:
-        return module(tokens, return_intermediates=True)
 
-    def later(tokens: torch.Tensor, cache: Any) -> Any:
+def x_transformer(**options: Any) -> Any:
+    module: Any = x_decoder(**options)
+
+    def called(tokens: torch.Tensor, cache: Any) -> Any:
         # As its generate does.
         kept = cache if module.can_cache_kv else None
         return module(tokens, cache=kept, return_intermediates=True)
 
-    return WholeText(module, first, later)
+    return WholeText(module, called)
 
 
 for text, options in {
@@ -277,55 +281,45 @@ def _(use_lstm: bool) -> Any:
 
     module = minLM(num_tokens=VOCABULARY, dim=16, depth=2, use_lstm=use_lstm)
 
-    def first(tokens: torch.Tensor) -> Any:
-        return module(tokens, return_prev_hiddens=True)
-
-    def later(tokens: torch.Tensor, cache: Any) -> Any:
+    def called(tokens: torch.Tensor, cache: Any) -> Any:
         return module(tokens, return_prev_hiddens=True, prev_hiddens=cache)
 
-    return WholeText(module, first, later)
+    return WholeText(module, called)
 
 
-class OfRMT(Function):
-    """Memories ``[B, ...]``, and keys and values ``[2, B, ...]`` of each layer."""
-
-    def select(self, state: Any, rows: torch.Tensor) -> Any:
-        memories, xl = state
-        if memories is None:
-            return state
-        return memories[rows], xl and [part[:, rows] for part in xl]
-
-
-@target("recurrent-memory-transformer", use_xl_memories=False)
-@target("recurrent-memory-transformer: memories of Transformer-XL", use_xl_memories=True)
-def _(**options: Any) -> Any:
+def rmt(seq_len: int, use_xl_memories: bool) -> nn.Module:
     from recurrent_memory_transformer_pytorch import RecurrentMemoryTransformer
 
-    module = RecurrentMemoryTransformer(
-        dim=32, num_tokens=VOCABULARY, depth=2, num_memory_tokens=3, seq_len=256, dim_head=16,
-        heads=2, xl_mem_len=8, num_residual_streams=1, **options,
+    return RecurrentMemoryTransformer(
+        dim=32, num_tokens=VOCABULARY, depth=2, num_memory_tokens=3, seq_len=seq_len, dim_head=16,
+        heads=2, xl_mem_len=8, num_residual_streams=1, use_xl_memories=use_xl_memories,
     )  # fmt: skip
 
+
+def of_rmt(module: nn.Module, read: Any, claims: Claims) -> Any:
+    """State: memories ``[B, m, d]``, and keys and values ``[2, B, ...]`` of each layer."""
+    dimension = lambda part: 0 if part.dim() == 3 else 1  # noqa: E731
+    inputs = Inputs(vocab_size=VOCABULARY)
+    return Function(read, lambda rows: (None, None), inputs, module, claims, dimension)
+
+
+@target("recurrent-memory-transformer", False)
+@target("recurrent-memory-transformer: memories of Transformer-XL", True)
+def _(use_xl_memories: bool) -> Any:
+    module = rmt(256, use_xl_memories)
+
     def read(x: torch.Tensor, state: Any) -> Any:
-        memories, xl = state
-        y, memories, xl = module(x, memories, xl_memories=xl)
+        y, memories, xl = module(x, state[0], xl_memories=state[1])
         return y, (memories, xl)
 
-    claims = Claims(cuts=False)
-    return OfRMT(read, lambda rows: (None, None), Inputs(vocab_size=VOCABULARY), module, claims)
+    return of_rmt(module, read, Claims(cuts=False))
 
 
 @target("recurrent-memory-transformer: the wrapper of segments")
 def _() -> Any:
-    from recurrent_memory_transformer_pytorch import (
-        RecurrentMemoryTransformer,
-        RecurrentMemoryTransformerWrapper,
-    )
+    from recurrent_memory_transformer_pytorch import RecurrentMemoryTransformerWrapper
 
-    module = RecurrentMemoryTransformer(
-        dim=32, num_tokens=VOCABULARY, depth=2, num_memory_tokens=3, seq_len=8, dim_head=16,
-        heads=2, xl_mem_len=8, num_residual_streams=1, use_xl_memories=True,
-    )  # fmt: skip
+    module = rmt(8, True)
     wrapper = RecurrentMemoryTransformerWrapper(module)
 
     def read(x: torch.Tensor, state: Any) -> Any:
@@ -338,8 +332,7 @@ def _() -> Any:
             outputs.append(y)
         return torch.cat(outputs, 1) if several is None else several, (memories, xl)
 
-    claims = Claims(cuts=8, lengths={"segment": 8})
-    return OfRMT(read, lambda rows: (None, None), Inputs(vocab_size=VOCABULARY), wrapper, claims)
+    return of_rmt(wrapper, read, Claims(cuts=8, lengths={"segment": 8}))
 
 
 class OfTitans(Function):
@@ -364,86 +357,54 @@ class OfTitans(Function):
         return copy.deepcopy(state)
 
 
+def neural_memory(chunk: int, options: dict[str, Any]) -> nn.Module:
+    from titans_pytorch import NeuralMemory
+
+    return NeuralMemory(dim=16, chunk_size=chunk, **options)
+
+
 @target("titans-pytorch: NeuralMemory, chunks of one", 1, {})
 @target("titans-pytorch: NeuralMemory, chunks of four", 4, {})
 @target("titans-pytorch: NeuralMemory, two heads", 1, {"heads": 2, "dim_head": 8})
 @target("titans-pytorch: NeuralMemory, weights updated every eight", 1, {"batch_size": 8})
 @target("titans-pytorch: NeuralMemory without momentum", 1, {"momentum": False})
 def _(chunk: int, options: dict[str, Any]) -> Any:
-    from titans_pytorch import NeuralMemory
-
-    module = NeuralMemory(dim=16, chunk_size=chunk, **options)
+    module = neural_memory(chunk, options)
+    claims = Claims(cuts=chunk)
     return OfTitans(
-        lambda x, state: module(x, state=state),
-        lambda rows: None,
-        Inputs(width=16),
-        module,
-        Claims(cuts=chunk if chunk > 1 else True),
+        lambda x, state: module(x, state=state), lambda rows: None, Inputs(width=16), module, claims
     )
 
 
-@target("titans-pytorch: MAC transformer")
-def _() -> Any:
+def mac() -> nn.Module:
     from titans_pytorch import MemoryAsContextTransformer
 
-    module = MemoryAsContextTransformer(
+    return MemoryAsContextTransformer(
         num_tokens=VOCABULARY, dim=32, depth=2, segment_len=8, num_persist_mem_tokens=2,
         num_longterm_mem_tokens=2, dim_head=16, heads=2, neural_memory_layers=(2,),
         neural_memory_segment_len=4, num_residual_streams=1,
     ).eval()  # fmt: skip
 
-    def later(tokens: torch.Tensor, cache: Any) -> Any:
-        return module(tokens, cache=cache, return_cache=True)
 
-    return WholeText(module, sampled(module), later, {"segment": 8})
+@target("titans-pytorch: MAC transformer")
+def _() -> Any:
+    module: Any = mac()
 
+    called = functools.partial(module, return_cache=True)
 
-def sampled(module: nn.Module) -> Any:
-    """All logits by one call, and the cache by single tokens, which is how the model samples."""
-
-    def first(tokens: torch.Tensor) -> Any:
-        cache = None
+    def first(tokens: torch.Tensor, cache: Any) -> Any:
+        """All logits by one call, and the cache by single tokens, which is how the model samples."""
         for stop in range(1, tokens.shape[1] + 1):
-            _, cache = module(tokens[:, :stop], cache=cache, return_cache=True)
+            _, cache = called(tokens[:, :stop], cache=cache)
         return module(tokens), cache
 
-    return first
+    return WholeText(module, called, first, replace(CACHED, lengths={"segment": 8}))
 
 
 # ----- xlstm
 
 
-class Stepped:
-    """A model that reads a whole text at once, or carries a state in single steps."""
-
-    budget = 10
-
-    def __init__(self, module: nn.Module, inputs: Inputs, lengths: Any = None) -> None:
-        self.module = module
-        self.inputs = inputs
-        self.claims = Claims(consumes_state=True, lengths=lengths or {})
-
-    def start(self, batch_size: int) -> Any:
-        return None
-
-    def read(self, inputs: torch.Tensor, state: Any) -> Any:
-        outputs = []
-        whole = self.module(inputs) if state is None and inputs.shape[1] > 1 else None
-        for t in range(inputs.shape[1]):
-            y, state = self.module.step(inputs[:, t : t + 1], state=state)
-            outputs.append(y)
-        return torch.cat(outputs, 1) if whole is None else whole, state
-
-    def select(self, state: Any, rows: torch.Tensor) -> Any:
-        return mapped(lambda part: part[rows], state)
-
-    def copy(self, state: Any) -> Any:
-        return copied(state)
-
-
-@target("xlstm: mLSTM", False)
-@target("xlstm: mLSTM and sLSTM", True)
-def _(both: bool) -> Any:
+def xlstm(both: bool) -> nn.Module:
     from xlstm import (
         FeedForwardConfig,
         mLSTMBlockConfig,
@@ -465,32 +426,54 @@ def _(both: bool) -> Any:
         )
     )  # fmt: skip
     module.reset_parameters()
-    if not both:
-        return Stepped(module.eval(), Inputs(vocab_size=VOCABULARY), {"convolution": 4})
-    # A step of sLSTM takes the state of each row apart by its second dimension.
-    model = Stepped(module.eval(), Inputs(vocab_size=VOCABULARY), {"convolution": 4})
-    model.select = lambda state, rows: {  # type: ignore[method-assign]
-        name: {
-            part: value[:, rows] if part == "slstm_state" else mapped(lambda t: t[rows], value)
-            for part, value in block.items()
+    return module.eval()
+
+
+@target("xlstm: mLSTM", False)
+@target("xlstm: mLSTM and sLSTM", True)
+def _(both: bool) -> Any:
+    module: Any = xlstm(both)
+
+    def turned(state: Any) -> Any:
+        """sLSTM's four states come before the rows."""
+        return state and {
+            block: {n: v.transpose(0, 1) if n == "slstm_state" else v for n, v in parts.items()}
+            for block, parts in state.items()
         }
-        for name, block in state.items()
-    }
+
+    def step(tokens: torch.Tensor, state: Any) -> Any:
+        y, state = module.step(tokens[:, None], state=turned(state))
+        return y[:, 0], turned(state)
+
+    def read(tokens: torch.Tensor, state: Any) -> Any:
+        """A whole text at once, or on from a state in single steps."""
+        y, after = by_steps(step)(tokens, state)
+        return module(tokens) if state is None and tokens.shape[1] > 1 else y, after
+
+    claims = Claims(consumes_state=True, lengths={"convolution": 4})
+    inputs = Inputs(vocab_size=VOCABULARY)
+    model: Any = Function(read, lambda rows: None, inputs, module, claims)
+    model.budget = 10
     return model
 
 
 # ----- fla: the operations' references, which run without Triton
 
 
+GATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "k": functools.partial(nn.functional.normalize, dim=-1),
+    "beta": torch.sigmoid,
+    "g": nn.functional.logsigmoid,
+    "gk": nn.functional.logsigmoid,
+}
+
+
 class OfFla(nn.Module):
     """A layer of two heads around an operation; gates in its logarithms, strengths below one."""
 
-    def __init__(
-        self, operation: Any, gates: dict[str, int], chunk: int, heads_first: bool
-    ) -> None:
+    def __init__(self, operation: Any, gates: dict[str, int], heads_first: bool) -> None:
         super().__init__()
         self.operation = operation
-        self.options = {"chunk_size": chunk} if chunk else {}
         self.heads_first = heads_first
         widths = {"q": 4, "k": 4, "v": 4, **gates}
         self.projections = nn.ModuleDict({n: nn.Linear(8, 2 * w) for n, w in widths.items()})
@@ -499,18 +482,21 @@ class OfFla(nn.Module):
         given = {}
         for name, projection in self.projections.items():
             part = projection(x).unflatten(-1, (2, -1))
-            if name == "k":
-                part = nn.functional.normalize(part, dim=-1)
-            elif name == "beta":
-                part = part.sigmoid()
-            elif name in ("g", "gk"):
-                part = nn.functional.logsigmoid(part)
-            part = part.squeeze(-1)
+            part = GATES.get(name, torch.clone)(part).squeeze(-1)
             given[name] = part.transpose(1, 2) if self.heads_first else part
-        y, state = self.operation(
-            **given, **self.options, initial_state=state, output_final_state=True
-        )
+        y, state = self.operation(**given, initial_state=state, output_final_state=True)
         return (y.transpose(1, 2) if self.heads_first else y).flatten(2), state
+
+
+def reference(folder: str, name: str, chunk: int) -> Any:
+    """An operation's reference. The package imports Triton's, which takes longer than all laws."""
+    place = importlib.util.find_spec("fla")
+    assert place
+    assert place.submodule_search_locations
+    path = Path(place.submodule_search_locations[0], "ops", folder, "naive.py")
+    operations = runpy.run_path(str(path))
+    operation = operations.get(name) or operations[f"naive_{name}"]
+    return functools.partial(operation, chunk_size=chunk) if chunk else operation
 
 
 @target("fla: gated delta rule", "gated_delta_rule", "recurrent_gated_delta_rule", g=1, beta=1)
@@ -523,14 +509,7 @@ class OfFla(nn.Module):
 @target("fla: Kimi delta attention", "kda", "recurrent_kda", g=4, beta=1)
 @target("fla: delta rule", "delta_rule", "delta_rule_recurrence", beta=1)
 def _(folder: str, name: str, chunk: int = 0, **gates: int) -> Any:
-    # The package imports Triton's operations, which takes longer than all laws.
-    place = importlib.util.find_spec("fla")
-    assert place
-    assert place.submodule_search_locations
-    path = Path(place.submodule_search_locations[0], "ops", folder, "naive.py")
-    operations = runpy.run_path(str(path))
-    operation = operations.get(name) or operations[f"naive_{name}"]
-    module = OfFla(operation, gates, chunk, folder == "delta_rule")
+    module = OfFla(reference(folder, name, chunk), gates, folder == "delta_rule")
     claims = Claims(lengths={"chunk": chunk} if chunk else {})
     return Function(module, lambda rows: None, Inputs(width=8), module, claims)
 
@@ -541,185 +520,153 @@ def _(folder: str, name: str, chunk: int = 0, **gates: int) -> Any:
 @target("torchrl: LSTMModule", "LSTMModule", ("h", "c"))
 @target("torchrl: GRUModule", "GRUModule", ("h",))
 def _(kind: str, names: tuple[str, ...]) -> Any:
-    return OfTorchRL(kind, names)
+    return OfTorchRL(of_torchrl(kind, names), names)
 
 
-class OfTorchRL:
+def of_torchrl(kind: str, names: tuple[str, ...]) -> nn.Module:
+    from torchrl import modules
+
+    after = [("next", name) for name in names]
+    keys = {"in_keys": ["obs", *names], "out_keys": ["out", *after]}
+    module: nn.Module = getattr(modules, kind)(input_size=4, hidden_size=8, **keys)
+    return module
+
+
+class OfTorchRL(Function):
     """Steps while acting, and whole windows in recurrent mode."""
 
-    claims = Claims()
-    inputs = Inputs(width=4)
-
-    def __init__(self, kind: str, names: tuple[str, ...]) -> None:
-        from torchrl import modules
-
-        after = [("next", name) for name in names]
-        keys = {"in_keys": ["obs", *names], "out_keys": ["out", *after]}
+    def __init__(self, module: nn.Module, names: tuple[str, ...]) -> None:
         self.names = names
-        self.module = getattr(modules, kind)(input_size=4, hidden_size=8, **keys)
 
-    def start(self, batch_size: int) -> Any:
-        return tuple(torch.zeros(batch_size, 1, 8) for _ in self.names)
+        def first(rows: int) -> Any:
+            return tuple(torch.zeros(rows, 1, 8) for _ in names)
 
-    def read(self, inputs: torch.Tensor, state: Any) -> Any:
+        super().__init__(by_steps(self.called), first, Inputs(width=4), module)
+
+    def called(self, x: torch.Tensor, state: Any, new: torch.Tensor | None = None) -> Any:
         from tensordict import TensorDict
 
-        outputs = []
-        rows = len(inputs)
-        for t in range(inputs.shape[1]):
-            new = torch.zeros(rows, 1, dtype=torch.bool)
-            data = dict(zip(self.names, state, strict=True), obs=inputs[:, t], is_init=new)
-            done = self.module(TensorDict(data, [rows]))
-            state = tuple(done["next", name] for name in self.names)
-            outputs.append(done["out"])
-        return torch.stack(outputs, 1), state
+        new = torch.zeros(len(x), dtype=torch.bool) if new is None else new
+        data = dict(zip(self.names, state, strict=True), obs=x, is_init=new[..., None])
+        done = self.module(TensorDict(data, new.shape))
+        return done["out"], tuple(done["next", name] for name in self.names)
 
     def read_packed(self, inputs: torch.Tensor, state: Any, starts: torch.Tensor) -> Any:
-        from tensordict import TensorDict
         from torchrl.modules import set_recurrent_mode
 
-        rows, steps = inputs.shape[:2]
         # As an environment stores them: zeros where an episode begins.
-        new = starts[..., None, None]
-        kept = [torch.where(new, 0.0, s[:, None].expand(-1, steps, -1, -1)) for s in state]
-        data = dict(zip(self.names, kept, strict=True), obs=inputs, is_init=starts[..., None])
+        each_step = [part[:, None].expand(*starts.shape, -1, -1) for part in state]
+        stored = [torch.where(starts[..., None, None], 0.0, part) for part in each_step]
         with set_recurrent_mode(True):
-            done = self.module(TensorDict(data, [rows, steps]))
-        return done["out"], tuple(done["next", name][:, -1] for name in self.names)
+            y, states = self.called(inputs, stored, starts)
+        return y, tuple(part[:, -1] for part in states)
 
     def replay(self, inputs: torch.Tensor, state: Any, starts: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.read_packed(inputs, state, starts)[0]
         return y
 
-    def select(self, state: Any, rows: torch.Tensor) -> Any:
-        return tuple(part[rows] for part in state)
-
-    def copy(self, state: Any) -> Any:
-        return tuple(part.clone() for part in state)
-
 
 @target("sb3-contrib: RecurrentActorCriticPolicy")
 def _() -> Any:
-    return OfSB3()
+    return OfSB3(sb3_policy())
 
 
-class OfSB3:
+def sb3_policy() -> nn.Module:
+    import numpy as np
+    from gymnasium.spaces import Box, Discrete
+    from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
+
+    return RecurrentActorCriticPolicy(
+        Box(-np.inf, np.inf, (4,), np.float32), Discrete(3), lambda _: 1e-3, lstm_hidden_size=8,
+        enable_critic_lstm=False, shared_lstm=True,
+    )  # fmt: skip
+
+
+class OfSB3(Function):
     """The values of a recurrent policy: many steps as in training, single ones as in acting."""
 
-    claims = Claims(carries_gradients=False)
-    inputs = Inputs(width=4)
+    def __init__(self, policy: nn.Module) -> None:
+        def read(x: torch.Tensor, state: Any) -> Any:
+            return self.read_packed(x, state, torch.zeros(x.shape[:2], dtype=torch.bool))
 
-    def __init__(self) -> None:
-        import numpy as np
-        from gymnasium.spaces import Box, Discrete
-        from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
+        def first(rows: int) -> Any:
+            return (torch.zeros(1, rows, 8),) * 2
 
-        box = Box(-np.inf, np.inf, (4,), np.float32)
-        self.module = RecurrentActorCriticPolicy(
-            box, Discrete(3), lambda _: 1e-3, lstm_hidden_size=8, enable_critic_lstm=False,
-            shared_lstm=True,
-        )  # fmt: skip
-
-    def start(self, batch_size: int) -> Any:
-        return torch.zeros(1, batch_size, 8), torch.zeros(1, batch_size, 8)
-
-    def read(self, inputs: torch.Tensor, state: Any) -> Any:
-        return self.read_packed(inputs, state, torch.zeros(inputs.shape[:2], dtype=torch.bool))
+        claims = Claims(carries_gradients=False)
+        super().__init__(read, first, Inputs(width=4), policy, claims, batch_dimension=1)
 
     def read_packed(self, inputs: torch.Tensor, state: Any, starts: torch.Tensor) -> Any:
-        features = self.module.extract_features(inputs.flatten(0, 1))
-        y, state = self.module._process_sequence(
-            features, state, starts.float().flatten(), self.module.lstm_actor
-        )
-        values = self.module.value_net(self.module.mlp_extractor.forward_critic(y))
+        policy: Any = self.module
+        features = policy.extract_features(inputs.flatten(0, 1))
+        starts = starts.float().flatten()
+        y, state = policy._process_sequence(features, state, starts, policy.lstm_actor)
+        values = policy.value_net(policy.mlp_extractor.forward_critic(y))
         return values.unflatten(0, inputs.shape[:2]), state
-
-    def select(self, state: Any, rows: torch.Tensor) -> Any:
-        return tuple(part[:, rows] for part in state)
-
-    def copy(self, state: Any) -> Any:
-        return tuple(part.clone() for part in state)
 
 
 # ----- memax, by JAX
 
 
-class OfJax:
+class OfJax(Function):
     """A model of equinox, whose weights are parameters here; arrays go over by dlpack."""
 
-    inputs = Inputs(width=4)
-    claims = Claims(carries_gradients=False)
     # Each shape of inputs is compiled anew, which takes most of the time.
     laws = ("repeatable", "cuts", "causality", "rows", "values", "fresh-start")
-    budget = 20
+    budget = 12
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, model: Any) -> None:
         import equinox
         import jax
-        from memax.equinox.train_utils import get_residual_memory_model
 
-        key = jax.random.key(0)
-        model = get_residual_memory_model(name, 4, 16, 5, num_layers=1, key=key)
         weights, self.rest = equinox.partition(model, equinox.is_inexact_array)
         leaves, self.tree = jax.tree.flatten(weights)
-        self.module = nn.Module()
-        self.own = nn.ParameterList([nn.Parameter(to_torch(leaf)) for leaf in leaves])
-        self.module.add_module("own", self.own)
+        module = nn.ParameterList([nn.Parameter(to_torch(leaf)) for leaf in leaves])
 
-        def row(weights: Any, state: Any, x: Any, starts: Any) -> Any:
-            model = equinox.combine(weights, self.rest)
-            states, y = model(state, (x, starts))
-            return y, model.latest_recurrent_state(states)
+        def first(rows: int) -> Any:
+            carry = jax.tree.map(to_torch, model.initialize_carry())
+            return jax.tree.map(lambda part: part.expand(rows, *part.shape).clone(), carry)
 
-        self.rows = equinox.filter_jit(jax.vmap(row, in_axes=(None, 0, 0, 0)))
-        self.first = model.initialize_carry
+        def read(x: torch.Tensor, state: Any) -> Any:
+            return self.read_packed(x, state, torch.zeros(x.shape[:2], dtype=torch.bool))
 
-    def start(self, batch_size: int) -> Any:
-        import jax
+        self.rows = equinox.filter_jit(jax.vmap(self.row, in_axes=(None, 0, 0, 0)))
+        claims = Claims(carries_gradients=False)
+        super().__init__(read, first, Inputs(width=4), module, claims)
 
-        return jax.tree.map(
-            lambda leaf: to_torch(leaf[None]).repeat(batch_size, *[1] * leaf.ndim), self.first()
-        )
+    def row(self, weights: Any, state: Any, x: Any, starts: Any) -> Any:
+        import equinox
 
-    def read(self, inputs: torch.Tensor, state: Any) -> Any:
-        return self.read_packed(inputs, state, torch.zeros(inputs.shape[:2], dtype=torch.bool))
+        model = equinox.combine(weights, self.rest)
+        states, y = model(state, (x, starts))
+        return y, model.latest_recurrent_state(states)
 
     def read_packed(self, inputs: torch.Tensor, state: Any, starts: torch.Tensor) -> Any:
         import jax
 
-        weights = jax.tree.unflatten(self.tree, [to_jax(each) for each in self.own])
-        y, state = self.rows(weights, jax.tree.map(to_jax, state), to_jax(inputs), to_jax(starts))
-        return to_torch(y), jax.tree.map(to_torch, state)
-
-    def select(self, state: Any, rows: torch.Tensor) -> Any:
-        import jax
-
-        return jax.tree.map(lambda part: part[rows], state)
-
-    def copy(self, state: Any) -> Any:
-        import jax
-
-        return jax.tree.map(torch.clone, state)
+        weights = jax.tree.unflatten(self.tree, self.module)
+        arrays = jax.tree.map(to_jax, (weights, state, inputs, starts))
+        return jax.tree.map(to_torch, self.rows(*arrays))
 
 
 def to_jax(tensor: torch.Tensor) -> Any:
     import jax
 
-    if tensor.dtype == torch.bool:
-        return jax.numpy.asarray(tensor.numpy())
     return jax.dlpack.from_dlpack(tensor.detach().contiguous())
 
 
 def to_torch(array: Any) -> torch.Tensor:
-    if array.dtype == bool:
-        import numpy
-
-        return torch.from_numpy(numpy.array(array))
     return torch.from_dlpack(array).clone()
 
 
+def of_memax(name: str) -> Any:
+    import jax
+    from memax.equinox.train_utils import get_residual_memory_model
+
+    return OfJax(get_residual_memory_model(name, 4, 16, 5, num_layers=1, key=jax.random.key(0)))
+
+
 for each in ("GRU", "LRU", "FFM", "DeltaNet", "Attention-RoPE", "S6"):
-    TARGETS[f"memax: {each}"] = lambda each=each: OfJax(each)
+    TARGETS[f"memax: {each}"] = lambda each=each: of_memax(each)
 
 
 # ----- memspan

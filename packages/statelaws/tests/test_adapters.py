@@ -18,6 +18,7 @@ from statelaws import (
     RefusedError,
     Stateful,
     Truncates,
+    by_steps,
     check,
 )
 from statelaws.laws import NAMES
@@ -224,3 +225,46 @@ def test_a_state_that_copies_itself_is_refused_where_rows_are_selected() -> None
     (finding,) = check(model, ["rows"]).findings
     assert finding.outcome == "refused"
     assert "copies them in its own way: write an object with a select" in finding.detail
+
+
+def test_functions_of_one_step_read_many() -> None:
+    cell = nn.GRUCell(4, 8)
+
+    def step(x: Any, state: Tensor) -> tuple[Tensor, Tensor]:
+        state = cell(x["seen"], state)
+        return state, state
+
+    parts = Inputs(parts={"seen": Inputs(width=4)})
+    model = Function(by_steps(step), lambda rows: torch.zeros(rows, 8), parts, cell)
+    x = torch.randn(2, 3, 4)
+    y, state = model.read({"seen": x}, model.start(2))
+    layer = nn.GRU(4, 8, batch_first=True)
+    layer.load_state_dict({f"{name}_l0": weight for name, weight in cell.state_dict().items()})
+    torch.testing.assert_close(y, layer(x)[0])
+    assert torch.equal(state, y[:, -1])
+    assert not check(model, ["cuts", "rows"]).broken
+
+
+def test_rows_of_a_state_may_be_in_other_dimensions_of_other_tensors() -> None:
+    def read(x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        sums, layers = state
+        y = sums[:, None] + layers[0][:, None] + x.cumsum(1)
+        return y, (y[:, -1] - layers[0], layers + x.sum((1, 2))[None, :, None])
+
+    def first(rows: int) -> Any:
+        return torch.zeros(rows, 4), torch.zeros(2, rows, 1)
+
+    def dimension(part: Tensor) -> int:
+        return part.dim() - 2
+
+    model = Function(read, first, Inputs(width=4), batch_dimension=dimension)
+    _, state = model.read(torch.randn(3, 2, 4), model.start(3))
+    rows = torch.tensor([2, 0])
+    sums, layers = model.select(state, rows)
+    assert torch.equal(sums, state[0][rows])
+    assert torch.equal(layers, state[1][:, rows])
+    turned = Function(read, lambda n: (torch.zeros(4, n), first(n)[1]), Inputs(width=4))
+    turned.batch_dimension = dimension
+    state = turned.start(3)
+    with pytest.raises(RefusedError, match="whose dimension 0 is not that of rows"):
+        turned.select(state, rows)

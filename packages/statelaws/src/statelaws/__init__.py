@@ -7,7 +7,7 @@ makes them cases of pytest.
 from __future__ import annotations
 
 from statelaws import _quiet  # noqa: F401  (before anything imports torch)
-from statelaws.adapters.function import Function
+from statelaws.adapters.function import Function, by_steps
 from statelaws.adapters.recurrent import Recurrent
 from statelaws.adapters.transformers import Causal
 from statelaws.check import check
@@ -46,6 +46,7 @@ __all__ = [
     "Stateful",
     "StatelawsError",
     "Truncates",
+    "by_steps",
     "check",
 ]
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from statelaws.errors import RefusedError
@@ -17,9 +18,26 @@ HOW = "statelaws.Stateful"
 """Where it says what that needs."""
 
 
+def by_steps(
+    step: Callable[[Any, Any], tuple[Tensor, Any]],
+) -> Callable[[Any, Any], tuple[Tensor, Any]]:
+    """Make a function that reads inputs ``[B, T, ...]``, of at least one step, from one that reads a
+    single step: ``step(inputs [B, ...], state) -> (outputs [B, ...], state)``."""
+
+    def read(inputs: Any, state: Any) -> tuple[Tensor, Any]:
+        outputs = []
+        for t in range(tensors_of(inputs)[0].shape[1]):
+            y, state = step(mapped(lambda part, t=t: part[:, t], inputs), state)
+            outputs.append(y)
+        return torch.stack(outputs, 1), state
+
+    return read
+
+
 @dataclass
 class Function:
-    """A function of inputs and a state.
+    """A function of inputs and a state. A subclass may add what else a model offers, such as
+    ``read_packed``.
 
     Example::
 
@@ -34,8 +52,9 @@ class Function:
     module: nn.Module = field(default_factory=nn.Module)
     """The module with the weights, if any."""
     claims: Claims = field(default_factory=Claims)
-    batch_dimension: int = 0
-    """Dimension of rows in the state's tensors: 1 where time or layers come first."""
+    batch_dimension: int | Callable[[Tensor], int] = 0
+    """Dimension of rows in the state's tensors: 1 where time or layers come first. A function of a
+    tensor says it of each."""
     _unknown: str = field(default="", init=False, repr=False, compare=False)
     """The part of its state that cannot be copied here, once that has been seen."""
     _rows: str = field(default="", init=False, repr=False, compare=False)
@@ -71,11 +90,15 @@ class Function:
                 hint = f"give batch_dimension={others[0]} or " if len(others) == 1 else ""
                 self._rows = (
                     f"its state of {rows} row{'s' * (rows > 1)} holds a tensor {list(part.shape)}, "
-                    f"whose dimension {self.batch_dimension} is not that of rows: {hint}"
+                    f"whose dimension {self._dimension(part)} is not that of rows: {hint}"
                 )
 
+    def _dimension(self, part: Tensor) -> int:
+        given = self.batch_dimension
+        return given(part) if callable(given) else given
+
     def _has_rows(self, part: Tensor, rows: int) -> bool:
-        dimension = self.batch_dimension
+        dimension = self._dimension(part)
         return -part.dim() <= dimension < part.dim() and part.shape[dimension] == rows
 
     def select(self, state: Any, rows: Tensor) -> Any:
@@ -88,7 +111,7 @@ class Function:
             raise RefusedError(f"{problem}write an object with a select of its own ({HOW})")
 
         def rows_of(part: Tensor) -> Tensor:
-            return part.index_select(self.batch_dimension, rows) if part.dim() else part
+            return part.index_select(self._dimension(part), rows) if part.dim() else part
 
         try:
             return mapped(rows_of, state)
