@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ def by_steps(
     def read(inputs: Any, state: Any) -> tuple[Tensor, Any]:
         outputs = []
         for t in range(tensors_of(inputs)[0].shape[1]):
-            y, state = step(mapped(lambda part, t=t: part[:, t], inputs), state)
+            y, state = step(mapped(itemgetter((slice(None), t)), inputs), state)
             outputs.append(y)
         return torch.stack(outputs, 1), state
 
