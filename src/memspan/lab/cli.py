@@ -15,19 +15,21 @@ from memspan.errors import MemspanError
 from memspan.files.disk import remedy
 from memspan.lab.commands.standard_streams import settle_output
 from memspan.lab.distributed import reports
+from memspan.lab.printing import say
 
 USAGE = """\
-memspan: transformers with memory that read text of any length in constant memory
+memspan: models with memory, which read text of any length in constant memory
 
 usage: memspan VERB [OPTIONS]        memspan VERB --help explains every option
 
-  train              train a model; the defaults need no download and take minutes
+  train              train a model; the defaults need no download, take minutes
   evaluate RUN       score a text: bits per byte or character, perplexity
   generate RUN       continue a prompt or a saved memory
-  measure TARGET ... how far back it remembers: a report with intervals; several are compared
-  check TARGET       the laws of any model that carries state: cuts, rows, padding, roll-back, ...
-  export RUN         merge checkpoints of several processes, or --to transformers DIR
-  convert SOURCE OUT make a run from someone else's checkpoint, such as transfo-xl-wt103
+  measure TARGET ... how far back it remembers, with intervals
+  check TARGET       the laws of any model that carries state
+  export RUN         merge checkpoints of several processes, or write the run
+                     for another library: --to transformers DIR
+  convert SOURCE OUT make a run from someone else's checkpoint
   data list          the named corpora
   data prepare NAME  download and tokenise a corpus now
 
@@ -44,7 +46,7 @@ class _Notices(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            print(self.format(record), file=sys.stderr)
+            say(self.format(record), sys.stderr)
         except Exception:
             self.handleError(record)
 
@@ -99,7 +101,7 @@ def _fail(line: str, status: int, error: Exception) -> None:
     if reports.is_worker():
         reports.leave(line, getattr(error, "status", status))
     with contextlib.suppress(OSError):
-        print(line, file=sys.stderr)
+        say(line, sys.stderr)
     sys.exit(status)
 
 

@@ -13,9 +13,20 @@ PROGRAM = "MEMSPAN_PROGRAM"
 """Set by our launcher for the processes that it starts: the command that started the launcher."""
 
 
-def command(*arguments: object) -> str:
-    """``memspan`` with ``arguments``, quoted, as a shell in this folder runs it."""
-    return " ".join([program(), *(shlex.quote(str(argument)) for argument in arguments)])
+def command(*arguments: object, columns: int | None = None) -> str:
+    """``memspan`` with ``arguments``, quoted, as a shell in this folder runs it.
+
+    Args:
+        arguments: the verb, its options and their values.
+        columns: the width of a line; a longer command goes on after a backslash (None: any width).
+    """
+    lines = [program()]
+    for word in (shlex.quote(str(argument)) for argument in arguments):
+        if columns is not None and len(f"{lines[-1]} {word} \\") > columns:
+            lines.append(f"    {word}")
+        else:
+            lines[-1] += f" {word}"
+    return " \\\n".join(lines)
 
 
 def program() -> str:

@@ -18,6 +18,18 @@ AS_TEXT: dict[Any, bool] = {
     "axes.formatter.use_mathtext": False,
 }
 """matplotlib's settings, which override its files: text between two ``$`` would become a formula."""
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Colours of lines, in this order; colour-blind readers tell them apart (Okabe and Ito 2008)."""
+FAINT = "#8C959F"
+"""Colour of a line that others are compared with."""
+LOOK: dict[Any, Any] = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "legend.frameon": False,
+}
+"""The style of the project's plots."""
 
 
 def png(draw: Callable[[Figure], None], width: float, height: float, dpi: int) -> bytes:
@@ -25,9 +37,11 @@ def png(draw: Callable[[Figure], None], width: float, height: float, dpi: int) -
     try:
         import matplotlib
         from matplotlib.figure import Figure
+        from matplotlib.rcsetup import cycler
 
         content = io.BytesIO()
-        with matplotlib.rc_context(AS_TEXT), warnings.catch_warnings():
+        look: Any = LOOK | AS_TEXT | {"axes.prop_cycle": cycler(color=COLOURS)}
+        with matplotlib.rc_context(look), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing")
             figure = Figure(figsize=(width, height), layout="constrained")
             draw(figure)

@@ -15,6 +15,7 @@ from memspan.errors import MemspanError
 from memspan.files.disk import path_of
 from memspan.lab.commands.parsing import TARGET_HELP, Modules, parsed
 from memspan.lab.commands.threads import OneThread, announce, set_threads
+from memspan.lab.printing import say
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def check(arguments: list[str]) -> None:
     if options.json == "-":
         print(report.to_json())
     else:
-        print(report)
+        say(report)
         if options.json is not None:
             _write(path_of(options.json), report.to_json() + "\n")
     if options.scripts is not None:
@@ -99,4 +100,4 @@ def _write(path: Path, text: str) -> None:
     """Write a file, and print its path."""
     done = "replaced" if path.exists() else "written"
     path.write_text(text)
-    print(f"{done}: {path}", file=sys.stderr)
+    say(f"{done}: {path}", sys.stderr)

@@ -13,6 +13,7 @@ from memspan.calls import nearest
 from memspan.errors import MemspanError
 from memspan.lab.commands.parsing import parsed
 from memspan.lab.data.options import DataConfig
+from memspan.lab.printing import say
 
 USAGE = """\
 List the named corpora, or download and tokenise one before it is needed.
@@ -21,17 +22,20 @@ usage: memspan data list [--json]
        memspan data prepare CORPUS [OPTIONS]
 
   list     the named corpora: size, splits, and where each is or comes from
-  prepare  put a corpus and its tokens into the cache, and print the number of tokens in each split;
-           training with the same tokeniser then begins at once. CORPUS is a named corpus; a file,
-           a folder or a quoted glob of text, JSON Lines, CSV or Parquet; or hf:NAME, a data set on
-           the hub
+  prepare  put a corpus and its tokens into the cache, and print the number of
+           tokens in each split; training with the same tokeniser then begins
+           at once. CORPUS is a named corpus; a file, a folder or a quoted glob
+           of text, JSON Lines, CSV or Parquet; or hf:NAME, a data set on the
+           hub
 
 options of prepare; memspan data prepare --help explains each:
 
-  --train TEXT [--validation TEXT] [--test TEXT]      instead of CORPUS, a text for each split
-  --tokenizer bytes|characters|words|subwords|PATH    what a token is
-  --vocab-size N                                      largest vocabulary, for words and subwords
-  --field NAME                                        the field or column with a record's text
+  --train TEXT [--validation TEXT] [--test TEXT]
+                   instead of CORPUS, a text for each split
+  --tokenizer bytes|characters|words|subwords|PATH
+                   unit of text that is a token
+  --vocab-size N   largest vocabulary, for words and subwords
+  --field NAME     the field or column with a record's text
 
   memspan data prepare tiny-shakespeare
   memspan data prepare stories.csv --field body
@@ -90,8 +94,8 @@ def _list(options: ListArguments) -> None:
         return
     width = max(len(row["name"]) for row in rows)
     for row in rows:
-        print(f"{row['name']:<{width}}  {row['about']}")
-        print(f"{'':<{width}}  {', '.join(row['splits'])}\n{'':<{width}}  {row['state']}")
+        say(f"{row['name']:<{width}}  {row['about']}")
+        say(f"{'':<{width}}  {', '.join(row['splits'])}\n{'':<{width}}  {row['state']}")
 
 
 def _prepare(config: PrepareArguments) -> None:

@@ -18,6 +18,7 @@ from memspan.lab.commands.parsing import (
 )
 from memspan.lab.commands.standard_streams import STDIN, readable
 from memspan.lab.commands.threads import announce, set_threads
+from memspan.lab.printing import say
 from memspan.lab.runs.options import load_config
 
 if TYPE_CHECKING:
@@ -109,20 +110,20 @@ def _print(scores: Evaluation, run: Run, before: Path | None) -> None:
         else f"{scores.streams} streams: the text is cut, each part starts with empty memory"
     )
     tokens = counted(scores.tokens, "token")
-    print(f"{scores.run}  {scores.corpus}, {scores.split}: {tokens}, {streams}")
+    say(f"{scores.run}  {scores.corpus}, {scores.split}: {tokens}, {streams}")
     memory = memory or ["memory of constant size"]
-    print(", ".join([f"segment {scores.segment_length}", *memory]))
+    say(", ".join([f"segment {scores.segment_length}", *memory]))
     if scores.n_unknown:
-        print(f"  unknown tokens       {scores.n_unknown:10,} ({percent(scores.unknown_share)})")
-        print("  no bits per byte or character: the text of unknown tokens is not scored")
+        say(f"  unknown tokens       {scores.n_unknown:10,} ({percent(scores.unknown_share)})")
+        say("  no bits per byte or character: the text of unknown tokens is not scored")
     elif scores.altered:
-        print("  no bits per byte or character: the tokeniser does not restore this text")
+        say("  no bits per byte or character: the tokeniser does not restore this text")
     else:
-        print(f"  bits per byte        {scores.bits_per_byte:10.4f}")
-        print(f"  bits per character   {scores.bits_per_character:10.4f}")
-    print(f"  nats per token       {scores.nats_per_token:10.4f}")
-    print(f"  perplexity per token {scores.perplexity:10.2f}")
+        say(f"  bits per byte        {scores.bits_per_byte:10.4f}")
+        say(f"  bits per character   {scores.bits_per_character:10.4f}")
+    say(f"  nats per token       {scores.nats_per_token:10.4f}")
+    say(f"  perplexity per token {scores.perplexity:10.2f}")
     if run.tokenizer.kind not in ("bytes", "characters") and not scores.altered:
         # For bytes and characters it has seven digits, and papers do not report it.
-        print(f"  perplexity per word  {scores.word_perplexity:10.2f}")
-    print(f"  {scores.seconds:.1f} s, {scores.tokens_per_second:,.0f} tokens/s")
+        say(f"  perplexity per word  {scores.word_perplexity:10.2f}")
+    say(f"  {scores.seconds:.1f} s, {scores.tokens_per_second:,.0f} tokens/s")

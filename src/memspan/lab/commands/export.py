@@ -10,6 +10,7 @@ import tyro
 
 from memspan.errors import MemspanError
 from memspan.lab.commands.parsing import parsed
+from memspan.lab.printing import say
 from memspan.lab.runs.folder import run_alone
 from memspan.lab.runs.options import load_config
 
@@ -44,7 +45,7 @@ def export(arguments: list[str]) -> None:
         from memspan.lab.integrations import transformers
 
         transformers.export(run, options.folder)
-        print(f"{run}: exported to {options.folder}, whose README.md says how to load it")
+        say(f"{run}: exported to {options.folder}, whose README.md says how to load it")
         return
     from memspan.lab.runs import checkpoints
     from memspan.lab.runs.folder import lock_run
@@ -53,4 +54,4 @@ def export(arguments: list[str]) -> None:
     with lock_run(folder):
         steps = checkpoints.export(folder, config.train.keep)
     what = f"checkpoints of steps {', '.join(map(str, steps))}" if steps else "nothing to merge"
-    print(f"{run}: {what}; best weights in {run / 'model.safetensors'}")
+    say(f"{run}: {what}; best weights in {run / 'model.safetensors'}")

@@ -20,6 +20,7 @@ import tyro
 from memspan.errors import MemspanError, counted
 from memspan.lab.commands.parsing import ReadingArguments, parsed, with_architectures
 from memspan.lab.commands.threads import announce, set_threads
+from memspan.lab.printing import say
 from memspan.lab.runs.options import load_config
 from memspan.lab.sampling import DEFAULT, Sampling
 
@@ -120,10 +121,10 @@ def _generate(options: Any) -> None:
     if options.save_memory is not None:
         memory = writer.memory.select([0])
         memory.save(options.save_memory, run.model.fingerprint())
-        print(
+        say(
             f"memory of {counted(int(memory.tokens_seen), 'token')} saved to {options.save_memory} "
             f"({memory.nbytes:,} bytes)",
-            file=sys.stderr,
+            sys.stderr,
         )
     if output_error is not None:
         raise output_error

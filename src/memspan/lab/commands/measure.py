@@ -13,6 +13,7 @@ from memspan.errors import MemspanError
 from memspan.lab.commands.parsing import TARGET_HELP, DeviceArguments, Field, Split, parsed
 from memspan.lab.commands.standard_streams import STDIN, readable
 from memspan.lab.commands.threads import OneThread, announce, set_threads
+from memspan.lab.printing import say
 from memspan.lab.runs.folder import is_shipped, place_of
 
 if TYPE_CHECKING:
@@ -108,11 +109,11 @@ def _report(found: list[Measurement], options: MeasureArguments) -> None:
     from memspan.lab.measurement.report import Report, printed, written
 
     report = Report(found)
-    print(printed(report))
+    say(printed(report))
     place = place_of(options.run[0])
     own = (place.run / "config.toml").is_file() and not is_shipped(place.run)
     folder = (place.checkpoint or place.run) if own else Path.cwd()
     out = options.out or folder
     before = {path for path in out.glob("measure.*") if path.is_file()}
     for path in written(report, out):
-        print(f"{'replaced' if path in before else 'written'}: {path}")
+        say(f"{'replaced' if path in before else 'written'}: {path}")

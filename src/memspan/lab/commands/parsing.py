@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_origin, get_type_hints
 
 import tyro
 from tyro.constructors import (
@@ -42,6 +42,7 @@ from memspan.checks import (
 from memspan.errors import MemspanError
 from memspan.files.disk import path_of
 from memspan.lab.commands.threads import Threads
+from memspan.lab.printing import say
 from memspan.lab.runs.folder import SHIPPED
 from memspan.models.registry import MODELS, load_plugins
 
@@ -182,6 +183,8 @@ def parsed(kind: type[T], arguments: list[str], program: str, default: T | None 
     said = io.StringIO()
     registry = HelpInParagraphs()
     registry.primitive_rule(_path)
+    if not {"-h", "--help"}.isdisjoint(arguments):
+        say(f"{_description(kind)}\n")
     try:
         with contextlib.redirect_stderr(said):
             options, unknown = tyro.cli(
@@ -189,6 +192,7 @@ def parsed(kind: type[T], arguments: list[str], program: str, default: T | None 
                 args=arguments,
                 prog=program,
                 return_unknown_args=True,
+                description="",
                 registry=registry,
                 **begin_with,
             )
@@ -204,6 +208,12 @@ def parsed(kind: type[T], arguments: list[str], program: str, default: T | None 
             return options
         line = _unknown(unknown, list(_flags(default or kind)))
     raise MemspanError(f"{line}; {program} --help explains every option")
+
+
+def _description(kind: type) -> str:
+    """The verb's docstring, of which tyro would make a line for each paragraph."""
+    text = inspect.cleandoc((get_origin(kind) or kind).__doc__ or "")
+    return "\n\n".join(_paragraph(paragraph)() for paragraph in text.split("\n\n"))
 
 
 def _required(kind: type) -> list[str]:

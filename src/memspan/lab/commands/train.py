@@ -22,6 +22,7 @@ from memspan.lab.commands.standard_streams import STDIN, keep_input, settle_outp
 from memspan.lab.commands.threads import Threads, set_threads
 from memspan.lab.data.options import SPLITS, DataConfig, title
 from memspan.lab.distributed import reports
+from memspan.lab.printing import say
 from memspan.lab.runs.folder import place_of
 from memspan.lab.runs.options import (
     DEFAULT_ARCHITECTURE,
@@ -151,15 +152,13 @@ def _joined(options: TrainArguments[Any]) -> Iterator[tuple[Console, Processes]]
     if reports.is_worker():
         # Silences DDP's advice against searching for unused parameters, which some options need.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from rich.console import Console
-
-    from memspan.lab.training.terminal import unbreakable_output
+    from memspan.lab.training.terminal import Terminal, unbreakable_output
 
     with unbreakable_output():
         if os.environ.get("RANK", "0") == "0":
             # PyTorch takes seconds to import, and tokenising a new text longer.
             what = options.resume or title(options.config.data.texts)
-            print("measuring" if options.dry_run else f"preparing {what}", flush=True)
+            say("measuring" if options.dry_run else f"preparing {what}")
         threads = set_threads(options.threads, _recorded_threads(options.resume))
         from memspan.lab.distributed.processes import joined
         from memspan.lab.training import start  # noqa: F401
@@ -169,9 +168,7 @@ def _joined(options: TrainArguments[Any]) -> Iterator[tuple[Console, Processes]]
                 # Until here Ctrl-C ended the process at once, see __main__.py: one that waits for
                 # another does so in C++, where Python's exceptions would wait as well.
                 signal.signal(signal.SIGINT, signal.default_int_handler)
-            # No mark-up: names of corpora and folders may contain brackets. Lines are wrapped by the
-            # terminal, so that files and pipes get them whole.
-            console = Console(quiet=not processes.first, markup=False, soft_wrap=True)
+            console = Terminal(quiet=not processes.first)
             if threads is not None:
                 console.print(threads, highlight=False)
             yield console, processes
@@ -216,7 +213,7 @@ def _launch(arguments: list[str], n_processes: int) -> None:
     try:
         stopped = launch(["train", *arguments], n_processes)
     except RunEndedError as error:
-        print(error.line, file=sys.stderr)
+        say(error.line, sys.stderr)
         sys.exit(error.status)
     if stopped is not None:
         sys.exit(128 + stopped)
@@ -338,5 +335,5 @@ def keep_text(config: RunConfig[BackboneConfig], out: Path | None, resume: Path 
                 f"or train on it with --data.corpus {kept}"
             )
         keep_input(kept, "--data.corpus")
-    print(f"standard input is kept in {kept}", flush=True)
+    say(f"standard input is kept in {kept}")
     return kept

@@ -342,11 +342,12 @@ def picture(report: Report) -> bytes:
             axes = figure.add_subplot(rows, columns, number)
             for table in tables:
                 _draw(axes, table)
-            # The scale has a place for zero.
+            # The scale has a place for zero, and for what is negative, which a length never is.
             axes.set_xscale("symlog", base=2, linthresh=1)
+            first = min(x for table in tables for _, at, _ in table.lines for x in at)
+            axes.set_xlim(left=first / 1.2 or -0.2)
             axes.xaxis.set_major_formatter("{x:.0f}")
             axes.set(xlabel=xlabel, ylabel=ylabel, title=title)
-            axes.grid(alpha=0.3)
             axes.legend(fontsize="small")
 
     return png(draw, 6 * columns, 3.8 * rows, dpi=110)

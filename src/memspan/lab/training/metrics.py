@@ -24,7 +24,7 @@ from torch import Tensor
 from memspan.errors import MemspanError
 from memspan.files.disk import remedy, unreadable, write_atomically
 from memspan.lab.evaluation import Scores, percent
-from memspan.lab.pictures import png
+from memspan.lab.pictures import FAINT, png
 from memspan.lab.training.optimisers import learning_rate
 from memspan.lab.training.state import TrainingState
 from memspan.models.options import Plot
@@ -292,6 +292,10 @@ def _is_number_or_none(value: object) -> bool:
     return type(value) in (float, type(None)) or (type(value) is int and abs(value) < 1 << 63)
 
 
+RESULT = "validation"
+"""The line whose lowest point is a run's result."""
+
+
 def plot(folder: Path, plots: Sequence[Plot] = ()) -> list[Path]:
     """Draw a run's metrics, and return the pictures' paths.
 
@@ -318,8 +322,14 @@ def plot(folder: Path, plots: Sequence[Plot] = ()) -> list[Path]:
                         points.append((record["tokens"], sum(values) / len(values)))
                 if points:
                     axes.plot(*zip(*points, strict=True), label=label, **style)
+                if points and label == RESULT:
+                    place = min(points, key=lambda point: point[1])
+                    axes.annotate(
+                        f"best: {place[1]:.3f}", place, (0, -16), textcoords="offset points",
+                        ha="right", weight="bold", color=axes.lines[-1].get_color(),
+                    )  # fmt: skip
             axes.set(xlabel="tokens read", ylabel=ylabel, title=folder.name)
-            axes.grid(alpha=0.3)
+            axes.xaxis.set_major_formatter("{x:,.0f}")
             if axes.lines:
                 axes.legend()
 
@@ -332,8 +342,8 @@ def plot(folder: Path, plots: Sequence[Plot] = ()) -> list[Path]:
     without_bits = any(r.get(f"{kind}_bits_per_byte", 0) is None for r in records for kind in kinds)
     unit = "nats_per_token" if without_bits else "bits_per_byte"
     losses: dict[str, tuple[str, dict[str, Any]]] = {
-        "train": (f"train_{unit}", {"alpha": 0.5, "linewidth": 1}),
-        "validation": (f"validation_{unit}", {"marker": "o"}),
+        "train": (f"train_{unit}", {"linewidth": 1, "color": FAINT}),
+        RESULT: (f"validation_{unit}", {"marker": "o"}),
     }
     draw("loss.png", losses, unit.replace("_", " "))
     recorded = {key.split("/")[0] for record in records for key in record}

@@ -15,6 +15,7 @@ from memspan.files.disk import write_atomically
 from memspan.lab.data.options import title
 from memspan.lab.evaluation import Scores, percent
 from memspan.lab.invocation import command
+from memspan.lab.printing import quoted
 from memspan.lab.training import metrics
 from memspan.lab.training.optimisers import learning_rate
 from memspan.lab.training.state import Health, TrainingState
@@ -88,16 +89,17 @@ def conclude(console: Console, state: TrainingState, folder: Path) -> None:
         # The end of a long line.
         prompt = validation.prompt().decode(errors="replace").rstrip("\n")
         for line in prompt.splitlines()[-PROMPT_LINES:]:
-            say(f"  | {line[-PROMPT_WIDTH:]}", markup=False, highlight=False)
+            say(quoted(line[-PROMPT_WIDTH:]), markup=False, highlight=False)
         say("the model continues:", style="bold")
-        say(sample.strip("\n"), markup=False, highlight=False)
+        say(quoted(sample), markup=False, highlight=False)
     _show_score(console, state, validation, text, folder)
     words = prompt_from(text)
     chosen = ["--prompt", words, "--min-p", MIN_P] if words else []
     say("\nnext:", style="bold")
-    # Commands are copied: no line breaks or colours inside.
+    # Commands are copied: no colours inside, and a break that a shell joins.
+    columns = console.width - 2 if console.is_terminal else None
     for arguments in (["generate", folder, *chosen], ["evaluate", folder], ["measure", folder]):
-        say(f"  {command(*arguments)}", highlight=False)
+        say(f"  {command(*arguments, columns=columns)}", highlight=False)
 
 
 def _show_score(
@@ -164,7 +166,7 @@ def _in_words(scores: Scores) -> str:
     perplexity = f"perplexity per token {scores.perplexity:.2f}"
     if scores.bits_per_byte is None:
         return perplexity
-    return f"{scores.bits_per_byte:.3f} bits per byte   ({perplexity})"
+    return f"{scores.bits_per_byte:.3f} bits per byte   (perplexity {scores.perplexity:.2f})"
 
 
 def _compressed(text: bytes) -> float:

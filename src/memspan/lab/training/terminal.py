@@ -20,6 +20,8 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from memspan.lab.printing import wrapped
+
 PLAIN_SECONDS = 30
 """Seconds between the lines that replace a progress bar without a terminal."""
 ESTIMATE_UPDATES = 100
@@ -97,6 +99,24 @@ class Unbreakable(io.TextIOBase):
             if not self._reported:
                 self._reported = True
                 self._report(error)
+
+
+class Terminal(Console):
+    """A console whose lines end between words on a terminal; files and pipes get them whole.
+
+    Without mark-up: names of corpora and folders may contain brackets.
+    """
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        super().__init__(quiet=quiet, markup=False, soft_wrap=True)
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print as rich does, strings in lines of the terminal's width."""
+        if self.is_terminal:
+            objects = tuple(
+                wrapped(each, self.width) if isinstance(each, str) else each for each in objects
+            )
+        super().print(*objects, **options)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from torch import Tensor
 from memspan.errors import MemspanError, NonFiniteError
 from memspan.lab.distributed.processes import LostProcessError, is_loss
 from memspan.lab.invocation import command
+from memspan.lab.printing import quoted
 from memspan.lab.runs import checkpoints
 from memspan.lab.runs.checkpoint_files import Checkpoint, State
 from memspan.lab.runs.folder import RunLock
@@ -220,7 +221,7 @@ class Trainer:
                     text = validation.sample(min(options.sample_tokens, 80))
                     if state.processes.first:
                         keep_sample(self.checkpointer.folder, state.step, text)
-                    self.console.print(f"  sample: {text!r}", markup=False, highlight=False)
+                    self.console.print(quoted(text), markup=False, highlight=False)
         metrics.restart_clock()
 
 
