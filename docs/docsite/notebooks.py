@@ -1,4 +1,8 @@
-"""Notebooks as pages of the site: their notes, their code, and what they printed and drew."""
+"""Notebooks as pages of the site: their notes, their code, and what they printed and drew.
+
+Their first code cell installs what they need where it is missing. It names the repository's address,
+which is put in where it is known.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from docsite.code import read
+from docsite.code import ROOT, read
 from docsite.errors import DocsError
+
+FOLDER = Path("examples/notebooks")
+INSTALLS = "# Installs "
+"""How the source of the cell that installs begins."""
+ADDRESS = 'REPOSITORY = ""'
+"""Its line for the address."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +30,8 @@ class NotebookPage:
     text: str
     pictures: dict[str, bytes]
     """Its PNGs, by the names that the text has for them."""
+    file: str
+    """The notebook to download, with the repository's address."""
 
 
 def read_notebook(path: Path, note: Callable[[str], str], repository: str = "") -> NotebookPage:
@@ -36,8 +48,12 @@ def read_notebook(path: Path, note: Callable[[str], str], repository: str = "") 
     parts: list[str] = []
     pictures: dict[str, bytes] = {}
     about = path.stem
-    for cell in json.loads(read(path))["cells"]:
+    file = addressed(read(path), repository)
+    for cell in json.loads(file)["cells"]:
         source = "".join(cell["source"])
+        if source.startswith(INSTALLS):
+            # The page says how to install.
+            continue
         if cell["cell_type"] == "markdown":
             parts.append(note(source))
             *_, about = about, *re.findall(r"^#+ (.+)$", source, flags=re.M)
@@ -54,23 +70,46 @@ def read_notebook(path: Path, note: Callable[[str], str], repository: str = "") 
             parts.append(f"![A plot for: {about}]({name})")
     title, _, rest = "\n\n".join(parts).partition("\n")
     belongs = "*One of the [notebooks](index.md)*"
-    return NotebookPage(
-        f"{title}\n\n{belongs}\n\n{_opening(path.name, repository)}\n{rest}\n", pictures
-    )
+    text = f"{title}\n\n{belongs}\n\n{_opening(path.name, repository)}\n{rest}\n"
+    return NotebookPage(text, pictures, file)
+
+
+def addressed(notebook: str, repository: str) -> str:
+    """A notebook's file whose first code cell installs from the repository (empty: none is known)."""
+    line, filled = (json.dumps(each)[1:-1] for each in (ADDRESS, f'REPOSITORY = "{repository}"'))
+    return notebook.replace(line, filled, 1)
+
+
+def write_address(repository: str, root: Path = ROOT) -> None:
+    """Put the repository's address into its notebooks, for those who open them from there.
+
+    Raises:
+        DocsError: no address is given.
+    """
+    if not repository:
+        raise DocsError("give the repository's address: REPOSITORY=https://github.com/OWNER/NAME")
+    for path in sorted((root / FOLDER).glob("*.ipynb")):
+        path.write_text(addressed(read(path), repository), encoding="utf-8")
+
+
+def needs_address(root: Path = ROOT) -> list[str]:
+    """The notebooks of the repository that do not name its address."""
+    line = json.dumps(ADDRESS)[1:-1]
+    paths = sorted((root / FOLDER).glob("*.ipynb"))
+    return [path.name for path in paths if line in path.read_text(encoding="utf-8")]
 
 
 def _opening(name: str, repository: str) -> str:
     """Say how to run it: by one click where the repository has a public address."""
-    download = (
-        f"[Download the notebook]({name}){{ .md-button download }} to run it: in a clone, after "
-        "`pip install '.[notebooks]'`; or upload it to a hosted one, with the wheel that "
-        "`make package` makes, and begin with `%pip install memspan-*.whl matplotlib`."
-    )
     if not repository:
-        return download
+        return (
+            f"[Download the notebook]({name}){{ .md-button download }} to run it in a clone, after "
+            "`pip install '.[notebooks]'`."
+        )
     place = repository.removeprefix("https://github.com/").strip("/")
-    hosted = f"https://colab.research.google.com/github/{place}/blob/main/examples/notebooks/{name}"
+    hosted = f"https://colab.research.google.com/github/{place}/blob/main/{FOLDER}/{name}"
     return (
-        f"[Open it in Colab]({hosted}){{ .md-button }} and begin with "
-        f"`%pip install git+https://github.com/{place} matplotlib`.\n\n{download}"
+        f"[Open in Colab]({hosted}){{ .md-button }} "
+        f"[Download the notebook]({name}){{ .md-button download }} Its first cell installs what is "
+        "missing."
     )

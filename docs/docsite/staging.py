@@ -34,7 +34,7 @@ from docsite.figures import Figures
 from docsite.folds import Run
 from docsite.highlighting import heading, listing, rest, whole_file
 from docsite.maths import OPEN, Formulas
-from docsite.notebooks import read_notebook
+from docsite.notebooks import needs_address, read_notebook
 
 HERE = Path(__file__).parent
 STAGED = ROOT / ".docs-build"
@@ -103,7 +103,7 @@ class Staging:
         )
         self.write(at, notebook.text)
         folder = self.folder / at.parent
-        shutil.copyfile(self.root / path, folder / path.name)
+        (folder / path.name).write_text(notebook.file, encoding="utf-8")
         for name, picture in notebook.pictures.items():
             (folder / name).write_bytes(picture)
 
@@ -282,6 +282,10 @@ def stage(root: Path = ROOT) -> Staging:
                 "\n[project]\n", f"\n[project]\n{key} = {json.dumps(value)}\n"
             )
     (STAGED / "zensical.toml").write_text(settings, encoding="utf-8")
+    if repository() and (unaddressed := needs_address(root)):
+        print(
+            f"without the repository's address: {', '.join(unaddressed)}; python -m docsite notebooks"
+        )
     for line in read_state.changed(pages, root):
         print(f"note to read again: {line}")
     return staging

@@ -132,7 +132,13 @@ def test_notebooks_become_pages(tmp_path: Path) -> None:
             {"output_type": "display_data", "data": drawn},
         ],
     }
-    cells = [{"cell_type": "markdown", "source": ["# It\n", "\n", "about [a](a.md)"]}, cell]
+    installs = {
+        "cell_type": "code",
+        "source": ["# Installs it.\n", 'REPOSITORY = ""'],
+        "outputs": [],
+    }
+    about = {"cell_type": "markdown", "source": ["# It\n", "\n", "about [a](a.md)"]}
+    cells = [about, installs, cell]
     path = tmp_path / "it.ipynb"
     path.write_text(json.dumps({"cells": cells}))
     page = notebooks.read_notebook(path, str.upper)
@@ -140,10 +146,21 @@ def test_notebooks_become_pages(tmp_path: Path) -> None:
     rest = "ABOUT [A](A.MD)\n\n```python\nprint(1)\n```\n\n```text\n1\n```\n\n"
     assert page.text.endswith(rest + "![A plot for: It](it-1.png)\n")
     assert page.pictures == {"it-1.png": b"p"}
+    assert page.file == path.read_text()
     assert "Colab" not in page.text
     page = notebooks.read_notebook(path, str.upper, "https://github.com/me/it/")
+    assert 'REPOSITORY = "https://github.com/me/it/"' in json.loads(page.file)["cells"][1]["source"]
     assert "google.com/github/me/it/blob/main/examples/notebooks/it.ipynb)" in page.text
-    assert "`%pip install git+https://github.com/me/it matplotlib`" in page.text
+    assert "Its first cell installs what is missing." in page.text
+    folder = tmp_path / notebooks.FOLDER
+    folder.mkdir(parents=True)
+    (folder / "it.ipynb").write_text(path.read_text())
+    assert notebooks.needs_address(tmp_path) == ["it.ipynb"]
+    notebooks.write_address("https://github.com/me/it/", tmp_path)
+    assert (folder / "it.ipynb").read_text() == page.file
+    assert notebooks.needs_address(tmp_path) == []
+    with pytest.raises(DocsError, match="give the repository's address"):
+        notebooks.write_address("", tmp_path)
     cell["outputs"] = [{"output_type": "error"}]
     path = tmp_path / "wrong.ipynb"
     path.write_text(json.dumps({"cells": cells}))

@@ -6,10 +6,13 @@ import json
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from IPython.core.inputtransformer2 import TransformerManager
 
+from docsite.notebooks import addressed
 from notebooks.execute import HERE, executed
 
 NUMBER = r"-?\d[\d,]*\.?\d*(?:e[-+]\d+)?"
@@ -31,6 +34,38 @@ def numbers(cell: dict[str, Any]) -> list[float]:
     """Numbers that a cell has printed; processors differ in the last digits."""
     printed = ["".join(output.get("text", "")) for output in cell.get("outputs", [])]
     return [float(n.replace(",", "")) for n in re.findall(NUMBER, "\n".join(printed))]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_first_cell_installs_what_is_missing(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the repository where its address was put in; elsewhere it says how to."""
+    cell = next(c for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code")
+    package = "statelaws" if path.stem.startswith("exercises") else "memspan"
+    run: list[str] = []
+    shell = SimpleNamespace(run_line_magic=lambda name, line: run.append(f"{name} {line}"))
+
+    def execute(text: str) -> None:
+        source = "".join(json.loads(text)["source"])
+        exec(TransformerManager().transform_cell(source), {"get_ipython": lambda: shell})
+
+    here = json.dumps(cell)
+    there = addressed(here, "https://github.com/me/it")
+    execute(there)
+    assert run == []
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    execute(here)
+    assert run == []
+    said = capsys.readouterr().out
+    assert said.startswith(f"{package} is missing: in a clone of its repository, run pip install ")
+    assert said.count("\n") == 1
+    execute(there)
+    (line,) = run
+    assert line.startswith(f'pip install --quiet "{package}')
+    assert "@ git+{REPOSITORY}" in line
+    assert 'REPOSITORY = "https://github.com/me/it"' in "".join(json.loads(there)["source"])
 
 
 def test_stored_outputs_are_small_and_of_no_machine() -> None:
