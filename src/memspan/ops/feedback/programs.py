@@ -178,7 +178,7 @@ FORWARD = (
     "kept_weights", "kept_attention", "kept_activated", "kept_feed_forward",
 )  # fmt: skip
 BACKWARD = (
-    "streams", "sums", "queries", "attended", "activated", "before", "vectors", "kv", "totals",
+    "streams", "sums", "queries", "activated", "before", "vectors", "kv", "totals",
     "d_streams", "d_added", "d_inner", "d_query", "d_vectors", "d_projected", "d_kv", "d_scores",
     "query", "position_keys", "position_scores", "output", "inner", "outer", "memory", "mix", "gains",
     "visible", "kept_weights", "kept_attention", "kept_activated", "kept_feed_forward",

@@ -287,7 +287,7 @@ def forward(
 
 @triton.jit
 def backward(
-    streams, sums, queries, attended, activated, before, vectors, kv, totals,
+    streams, sums, queries, activated, before, vectors, kv, totals,
     d_streams, d_added, d_inner, d_query, d_vectors, d_projected, d_kv, d_scores,
     query, position_keys, position_scores, output, inner, outer, memory, mix, gains, visible,
     kept_weights, kept_attention, kept_activated, kept_feed_forward,
@@ -405,8 +405,6 @@ def backward(
                 of_row = (t * N_LAYERS + layer) * rows + own
                 q = _vector(queries + of_row * WIDTH, WIDTH, COLUMNS)
                 d_read = _vector(d_heads + head * WIDTH, WIDTH, COLUMNS)
-                read = _vector(attended + of_token * (HEADS + 1) + head * WIDTH, WIDTH, COLUMNS)
-                shared = tl.sum(d_read * read, 0)
                 total = tl.load(totals + of_row)
                 keys = ((group * rows + own) * n_slots + low) * WIDTH
                 values = keys + GROUPS * rows * n_slots * WIDTH
@@ -414,26 +412,34 @@ def backward(
                 of_distance = position_keys + table * WIDTH + span - n_keys
                 of_scores = position_scores + table + span - n_keys
                 d_q = tl.zeros([COLUMNS], tl.float32)
-                for start in range(0, n_keys, KEYS):
-                    j = start + tl.arange(0, KEYS)
-                    exists = j < n_keys
-                    seen = exists & (j >= n_keys - sees)
-                    tile = _tile(kv + keys, j, seen, WIDTH, COLUMNS)
-                    tile += _distances(of_distance, j, seen, span, WIDTH, COLUMNS)
-                    scores = tl.sum(tile * q[None], 1)
-                    scores += tl.load(of_scores + j, mask=seen, other=0.0)
-                    weights = tl.where(seen, tl.exp(scores - total), 0.0)
-                    at_kept = of_row * n_kept + n_kept - n_keys + j
-                    factor = _factor(kept_weights, at_kept, seen, weights_scale, DROPS_WEIGHTS)
-                    v = _tile(kv + values, j, seen, WIDTH, COLUMNS)
-                    d_weights = tl.sum(v * d_read[None], 1) * factor
-                    found = weights * (d_weights - shared)
-                    at_scores = scores_before + (layer * rows + own) * n_keys + j
-                    tl.store(d_scores + at_scores, found.to(d_scores.dtype.element_ty), mask=exists)
-                    d_q += tl.sum(found[:, None] * tile, 0)
-                    _add(d_kv + keys, found[:, None] * q[None], j, seen, WIDTH, COLUMNS)
-                    dropped = weights * factor
-                    _add(d_kv + values, dropped[:, None] * d_read[None], j, seen, WIDTH, COLUMNS)
+                shared = tl.zeros([1], tl.float32)
+                # Twice over the slots, first for the sum that their scores' gradients share: by what
+                # was read, which is rounded, scores would get a gradient where there is but one slot.
+                for second in tl.static_range(2):
+                    for start in range(0, n_keys, KEYS):
+                        j = start + tl.arange(0, KEYS)
+                        exists = j < n_keys
+                        seen = exists & (j >= n_keys - sees)
+                        tile = _tile(kv + keys, j, seen, WIDTH, COLUMNS)
+                        tile += _distances(of_distance, j, seen, span, WIDTH, COLUMNS)
+                        scores = tl.sum(tile * q[None], 1)
+                        scores += tl.load(of_scores + j, mask=seen, other=0.0)
+                        weights = tl.where(seen, tl.exp(scores - total), 0.0)
+                        at_kept = of_row * n_kept + n_kept - n_keys + j
+                        factor = _factor(kept_weights, at_kept, seen, weights_scale, DROPS_WEIGHTS)
+                        v = _tile(kv + values, j, seen, WIDTH, COLUMNS)
+                        d_weights = tl.sum(v * d_read[None], 1) * factor
+                        if second == 0:
+                            shared += tl.sum(weights * d_weights, 0)
+                        else:
+                            found = weights * (d_weights - shared)
+                            at_scores = scores_before + (layer * rows + own) * n_keys + j
+                            written = found.to(d_scores.dtype.element_ty)
+                            tl.store(d_scores + at_scores, written, mask=exists)
+                            d_q += tl.sum(found[:, None] * tile, 0)
+                            _add(d_kv + keys, found[:, None] * q[None], j, seen, WIDTH, COLUMNS)
+                            d_value = (weights * factor)[:, None] * d_read[None]
+                            _add(d_kv + values, d_value, j, seen, WIDTH, COLUMNS)
                 tl.debug_barrier()
                 _store(d_heads + head * WIDTH, d_q, WIDTH, COLUMNS)
             tl.debug_barrier()
