@@ -18,7 +18,7 @@ from docsite.errors import DocsError
 
 FOLDER = Path("examples/notebooks")
 INSTALLS = "# Installs "
-"""How the source of the cell that installs begins."""
+"""Begins the cell that installs."""
 ADDRESS = 'REPOSITORY = ""'
 """Its line for the address."""
 
