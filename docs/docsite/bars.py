@@ -15,12 +15,11 @@ BARS = (
         r'(?<=data-md-type="navigation")[^>]*>.*?(?=<div class="md-sidebar md-sidebar--sec)', re.S
     ),
 )
-CONTENTS = re.compile(
-    r'<label class="md-nav__link md-nav__link--active" for="__toc">.*?</label>'
-    r'|<nav class="md-nav md-nav--secondary"[^>]*>.*?</nav>',
-    re.S,
+LABEL = re.compile(
+    r'<label class="md-nav__link md-nav__link--active" for="__toc">.*?</label>', re.S
 )
-"""The other page's own headings in its menu."""
+CONTENTS = '<nav class="md-nav md-nav--secondary"'
+"""Begins the other page's own headings in its menu, and the button that unfolds them."""
 
 
 def owner(html: str, name: str, listed: Iterable[str]) -> str | None:
@@ -56,8 +55,20 @@ def with_bars(html: str, name: str, owning: str, owning_name: str) -> str:
         theirs = bar.search(owning)
         assert own is not None, name
         assert theirs is not None, owning_name
-        shown = re.sub(r'href="([^"#:]+)"', moved, CONTENTS.sub("", theirs[0]))
+        shown = re.sub(r'href="([^"#:]+)"', moved, _without_contents(theirs[0]))
         if own[0].startswith(" hidden"):
             shown = re.sub("^[^>]*>", " hidden>", shown)
         html = html[: own.start()] + shown + html[own.end() :]
     return html
+
+
+def _without_contents(menu: str) -> str:
+    """A menu without the headings of the page that it is from, which are lists within lists."""
+    before, found, after = LABEL.sub("", menu).partition(CONTENTS)
+    depth = 1 if found else 0
+    while depth:
+        tag = re.search("<nav|</nav>", after)
+        assert tag is not None, menu
+        depth += 1 if tag[0] == "<nav" else -1
+        after = after[tag.end() :]
+    return before + after

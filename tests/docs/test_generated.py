@@ -112,7 +112,9 @@ def test_a_page_outside_the_navigation_has_its_owners_bars() -> None:
         )
 
     label = '<label class="md-nav__link md-nav__link--active" for="__toc">A</label>'
-    theirs = page('<a href="a.html">', f'>{label}<a href="../b.html">', "")
+    inner = '<nav class="md-nav"><a href="#x"></a></nav>'
+    contents = f'<nav class="md-nav md-nav--secondary">{inner}{inner}</nav>'
+    theirs = page('<a href="a.html">', f'>{label}{contents}<a href="../b.html">', "")
     text = '<a href="https://x/a.html"><a href="../l/a.html">'
     own = page("", " hidden>", text)
     assert bars.owner(own, "m/c.html", ["l/a.html"]) == "l/a.html"
