@@ -23,6 +23,7 @@ import replanted
 from registry import MODELS, VOCABULARY, Make, bug
 from statelaws import Causal, Claims, Inputs, check
 from statelaws.adapters.recipes import RECIPES, SIZES, build, randomise
+from statelaws.states import mapped
 
 assert others
 assert replanted
@@ -212,9 +213,60 @@ def _() -> dict[str, Make]:
         return static(module, batch_size, HybridChunkedCache)
 
     def make() -> Any:
-        return Cached(made("llama4_text", RECIPES["llama4_text"]), chunks, chunked=True)
+        module = made("llama4_text", RECIPES["llama4_text"])
+        for name, weight in module.named_parameters():
+            if name.endswith("_proj"):
+                # Experts' weights, which these releases leave as memory had them.
+                nn.init.normal_(weight, 0, weight.shape[1] ** -0.5)
+        return Cached(module, chunks, chunked=True)
 
     return {"llama4_text": make}
+
+
+class Streamed:
+    """Mimi's encoder over frames of audio; outputs are what it rounds to codes."""
+
+    def __init__(self) -> None:
+        from transformers import MimiConfig, MimiModel
+
+        torch.manual_seed(0)
+        config = MimiConfig(
+            hidden_size=32, num_filters=8, upsampling_ratios=[2], codebook_size=16, codebook_dim=8,
+            num_quantizers=2, vector_quantization_hidden_dimension=8, upsample_groups=32,
+            num_hidden_layers=2, intermediate_size=48, num_attention_heads=4, num_key_value_heads=4,
+            sliding_window=8, layer_scale_initial_scale=1.0,
+        )  # fmt: skip
+        self.module: Any = MimiModel(config).eval()
+        randomise(self.module, 0)
+        self.module.downsample.register_forward_hook(self._keep)
+        self.inputs = Inputs(width=1, per_output=4)
+        self.claims = Claims(consumes_state=True, bounded=False, carries_gradients=False)
+
+    def _keep(self, module: nn.Module, given: Any, result: Tensor) -> None:
+        self.kept = result
+
+    def start(self, batch_size: int) -> Any:
+        return None, None
+
+    def read(self, inputs: Tensor, state: Any) -> Any:
+        cache, padding = state
+        output = self.module.encode(
+            inputs.transpose(1, 2), encoder_past_key_values=cache, padding_cache=padding,
+            use_streaming=True, return_dict=True,
+        )  # fmt: skip
+        state = output.encoder_past_key_values, output.padding_cache
+        return self.kept.transpose(1, 2), state
+
+    def select(self, state: Any, rows: Tensor) -> Any:
+        return mapped(lambda part: part[rows] if part.dim() > 1 else part, state)
+
+    def copy(self, state: Any) -> Any:
+        return deepcopy(state)
+
+
+@bug("mimi-streaming-encoder")
+def _() -> dict[str, Make]:
+    return {"mimi's encoder": Streamed}
 
 
 class Packed:
