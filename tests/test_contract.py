@@ -104,10 +104,10 @@ def test_every_forbidden_import_is_reported(tmp_path: Path) -> None:
 
 MOST = {
     "feedback_recurrence": (17, 2299),
-    "memspan.ops": (8, 1099),
+    "memspan.ops": (8, 1103),
     "TransformerXL": (16, 2649),
     "Compressive": (17, 3099),
-    "RWKV7": (20, 3099),
+    "RWKV7": (20, 3113),
     "": (18, 3049),
 }
 """Modules and lines, of names with this in them: Feedback's two loops, other operations, and layers:

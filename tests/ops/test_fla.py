@@ -1,6 +1,7 @@
 """Arguments and results of fla's kernels. The kernels need a GPU and are not tested.
 
-In their place are functions with the signatures of fla 0.5.2 and 0.6.0 that compute with our reference.
+In their place are functions with the signatures of fla 0.5.2 and 0.6.0 that compute with our reference,
+or token by token in the words of fla's own plain forms.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from torch import Tensor
 
 from golden import assert_same
 from memspan.errors import MemspanError
-from memspan.models import GatedDeltaNetConfig
+from memspan.models import DeltaProductConfig, GatedDeltaNetConfig
+from memspan.models.registry import MODELS
+from memspan.ops import generalized_delta_rule
 from memspan.ops.fast_weights import fla, reference
 from memspan.ops.fast_weights.rules import Chunking, RuleInputs, delta_rule, sum_rule
 
@@ -80,9 +83,85 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         rule = name.removeprefix("fla.ops.")
         setattr(module, f"chunk_{rule}", kernel(found, "gated" in rule))
         monkeypatch.setitem(sys.modules, name, module)
+    for name, module in fla.KERNELS.items():
+        if name in ARGUMENTS:
+            stand_in = sys.modules.get(module) or ModuleType(module)
+            setattr(stand_in, name, token_by_token(name, found))
+            monkeypatch.setitem(sys.modules, module, stand_in)
     monkeypatch.setattr(fla, "_installed", lambda: True)
     monkeypatch.setattr(fla, "DEVICE", "cpu")
     return found
+
+
+ARGUMENTS = {
+    "chunk_kda": {"q", "k", "v", "g", "beta"},
+    "chunk_simple_gla": {"q", "k", "v", "g"},
+    "chunk_gla": {"q", "k", "v", "g"},
+    "chunk_dplr_delta_rule": {"q", "k", "v", "a", "b", "gk"},
+}
+"""Tensors ``[B, T, H, ...]`` of kernels; of a decay per head or per channel, whose other forms fla
+has not, see :func:`token_by_token`."""
+OF_CHANNELS = {"chunk_kda", "chunk_gla", "chunk_dplr_delta_rule"}
+
+
+def token_by_token(name: str, calls: Calls) -> Callable[..., tuple[Tensor, Tensor]]:
+    """One of fla's functions by its equation."""
+
+    def run(
+        *,
+        scale: float,
+        initial_state: Tensor,
+        output_final_state: bool,
+        cu_seqlens: Tensor | None = None,
+        **given: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        assert given.keys() <= ARGUMENTS[name]
+        assert given.keys() | {"g"} >= ARGUMENTS[name]
+        assert {given[each].dtype for each in given.keys() & set("qkvab")} == {torch.bfloat16}
+        assert initial_state.dtype == torch.float32
+        assert output_final_state
+        decay = given.get("g", given.get("gk"))
+        if decay is not None:
+            assert decay.dtype == torch.float32
+            assert decay.shape == given["k"].shape[: 4 if name in OF_CHANNELS else 3]
+        calls.append({"kernel": name, **given})  # type: ignore[dict-item]
+        given = {each: t.float() for each, t in given.items()}
+        given["q"] = given["q"] * scale
+        n_tokens = given["q"].shape[1]
+        if cu_seqlens is None:
+            return tokens_of(given, initial_state)
+        assert len(given["q"]) == 1
+        assert cu_seqlens[-1] == n_tokens
+        found = [
+            tokens_of({each: t[:, a:b] for each, t in given.items()}, state)
+            for (a, b), state in zip(
+                pairwise(cu_seqlens.tolist()), initial_state.split(1), strict=True
+            )
+        ]
+        return torch.cat([y for y, _ in found], 1), torch.cat([state for _, state in found])
+
+    return run
+
+
+def tokens_of(given: dict[str, Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs ``[B, T, H, V]`` and the state after, ``[B, H, K, V]``."""
+    decay = given.get("g", given.get("gk"))
+    outputs = []
+    for t in range(given["q"].shape[1]):
+        k = given["k"][:, t]
+        v = given["v"][:, t]
+        before = state
+        if decay is not None:
+            factor = decay[:, t].exp()
+            state = state * (factor if factor.dim() == 3 else factor[..., None])[..., None]
+        if "beta" in given:
+            v = given["beta"][:, t, :, None] * (v - torch.einsum("bhk,bhkv->bhv", k, state))
+        if "a" in given:
+            found = torch.einsum("bhk,bhkv->bhv", given["a"][:, t], before)
+            state = state + given["b"][:, t, :, :, None] * found[:, :, None]
+        state = state + k[..., None] * v[:, :, None]
+        outputs.append(torch.einsum("bhk,bhkv->bhv", given["q"][:, t], state))
+    return torch.stack(outputs, 1).bfloat16(), state
 
 
 def tensors(decay: bool = True, key_heads: int = 2) -> dict[str, Tensor]:
@@ -183,6 +262,87 @@ def test_unsupported_inputs_are_refused(
     given = {name: t for name, t in given.items() if t is not None}
     with pytest.raises(MemspanError, match=f"the fla implementation .*{message}"):
         rule(**given, implementation="fla")
+
+
+GENERAL = {
+    "chunk_kda": ("channel", ("beta",)),
+    "chunk_simple_gla": ("head", ()),
+    "chunk_gla": ("channel", ()),
+    "chunk_dplr_delta_rule": ("channel", ("erase", "lookup")),
+}
+"""Kernels, and the decay and tensors of the rule that call for them."""
+
+
+@pytest.mark.parametrize("starts", [None, some_starts()], ids=["one", "documents"])
+@pytest.mark.parametrize(
+    ("kernel", "decay", "more"),
+    [(kernel, *case) for kernel, case in GENERAL.items()]
+    + [
+        ("chunk_simple_gla", "none", ()),
+        ("chunk_dplr_delta_rule", "head", ("erase", "lookup")),
+        ("chunk_dplr_delta_rule", "none", ("erase", "lookup")),
+    ],
+)
+def test_relatives_of_the_rule_get_their_kernels(
+    calls: Calls, kernel: str, decay: str, more: tuple[str, ...], starts: Tensor | None
+) -> None:
+    """Outputs, the memory after and every gradient are those of the reference in float32."""
+    given = tensors(decay=False, key_heads=4)
+    beta = given.pop("beta")
+    c = torch.nn.functional.normalize(torch.randn(3, 4, 7, 5), dim=-1)
+    known = {"beta": beta, "lookup": c.bfloat16(), "erase": (beta[..., None] * c).bfloat16()}
+    given |= {name: known[name] for name in more}
+    if decay != "none":
+        given["log_decay"] = -torch.rand(3, 4, 7, *([5] if decay == "channel" else []))
+    rule = delta_rule if "beta" in more else generalized_delta_rule
+    sides = []
+    for run in ("fla", "reference"):
+        leaves = {name: t.clone().requires_grad_() for name, t in given.items()}
+        own = leaves if run == "fla" else to_float32(leaves)
+        y, after = rule(**own, implementation=run, starts=starts)  # type: ignore[operator]
+        total = y.float().sin().sum() + after.sin().sum()
+        sides.append([y, after, *torch.autograd.grad(total, list(leaves.values()))])
+    assert [call["kernel"] for call in calls] == [kernel]
+    for name, a, b in zip(("y", "after", *given), *sides, strict=True):
+        # Our rounding of an output is all that differs.
+        assert_same(a.float(), b.float(), 1e-5 if name == "after" else 2e-2, name)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kernel"),
+    [
+        ("kda", "chunk_kda"),
+        ("gla", "chunk_gla"),
+        ("mamba-2", "chunk_simple_gla"),
+        ("gated-delta-net-2", "chunk_dplr_delta_rule"),
+        ("rwkv-7", "chunk_dplr_delta_rule"),
+    ],
+)
+def test_models_hand_over_what_their_kernel_takes(
+    calls: Calls, architecture: str, kernel: str
+) -> None:
+    backbone = MODELS[architecture](n_layers=2, d_model=16, n_heads=2).build()
+    x = torch.randn(2, 9, 16)
+    before = backbone(x).memory.detach()
+    expected = backbone(x, before)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = backbone(x, before, implementation="fla")
+    assert [call["kernel"] for call in calls] == [kernel] * 2
+    assert_same(found.hidden.float(), expected.hidden, 0.1, "hidden")
+    assert_same(found.memory.weights, expected.memory.weights, 0.1, "weights")
+    found.hidden.sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in backbone.parameters())
+
+
+def test_steps_of_delta_product_are_tokens_of_the_rule(calls: Calls) -> None:
+    config = DeltaProductConfig(n_layers=1, d_model=16, n_heads=2, d_ff=8, n_householder=3)
+    backbone = config.build()
+    x = torch.randn(2, 9, 16)
+    expected = backbone(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = backbone(x, implementation="fla")
+    assert [call["q"].shape[1] for call in calls] == [27]
+    assert_same(found.hidden.float(), expected.hidden, 0.1, "hidden")
 
 
 def test_a_model_hands_over_what_autocast_computed(calls: Calls) -> None:

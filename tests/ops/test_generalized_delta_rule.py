@@ -262,7 +262,8 @@ def test_half_precision_is_computed_in_float32() -> None:
         ({"v": torch.zeros(2, 3, 8, 4)}, "queries, keys and values do not fit together"),
         ({"starts": torch.zeros(2, 9)}, "starts must be bool"),
         ({"chunking": Chunking(0)}, "the chunk size must be at least 1"),
-        ({"implementation": "fla"}, "there is no implementation 'fla'"),
+        ({"implementation": "cuda"}, "there is no implementation 'cuda'"),
+        ({"implementation": "fla"}, "the fla implementation needs CUDA: use compiled or chunked"),
     ],
 )
 def test_mistakes_are_refused_in_one_line(change: dict[str, Any], message: str) -> None:

@@ -77,8 +77,9 @@ class DeltaProductRule(DeltaMixer):
         if steps:
             log_decay = softplus_decay(steps[0], self.A_log, self.dt_bias, reading)
             rule["log_decay"] = first_of(n, log_decay)
+        q, k, v = reading.rounded(projected[0], q, k, v)
         y, weights = delta_rule(q.repeat_interleave(n, 2), k, v, beta, weights, **rule)
-        y = y[:, :, n - 1 :: n].transpose(1, 2)
+        y = y[:, :, n - 1 :: n].transpose(1, 2).to(weights.dtype)
         y = self.norm(y) * F.silu(gate.unflatten(-1, y.shape[2:]))
         return y, MatrixLayerMemory(weights, carried)
 

@@ -73,17 +73,19 @@ class GatedDeltaRule2(DeltaMixer):
         gates = reading.written(self.strength(erase), write.sigmoid())
         erase, write = (t.unflatten(-1, (self.config.n_heads, -1)).transpose(1, 2) for t in gates)
         log_decay = softplus_decay(step, self.A_log, self.dt_bias, reading)
+        lookup = erase * k * log_decay.exp()
+        q, k, v, lookup = reading.rounded(projected[0], q, k, write * v, lookup)
         y, weights = generalized_delta_rule(
             q,
             k,
-            write * v,
+            v,
             weights,
             log_decay=log_decay,
             erase=k,
-            lookup=erase * k * log_decay.exp(),
+            lookup=lookup,
             **reading.rule(),
         )
-        y = y.transpose(1, 2)
+        y = y.transpose(1, 2).to(weights.dtype)
         y = self.norm(y) * gate.unflatten(-1, y.shape[2:]).sigmoid()
         return y, MatrixLayerMemory(weights, carried)
 

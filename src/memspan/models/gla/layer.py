@@ -85,8 +85,9 @@ class GatedLinearAttention(MatrixMixer):
         k, log_decay = reading.written(k, log_decay)
         q, k, v, log_decay = (t.transpose(1, 2) for t in (q, k, v, log_decay))
         q = q * config.head_width**-0.5
+        q, k, v = reading.rounded(projected[0], q, k, v)
         y, weights = generalized_delta_rule(q, k, v, weights, log_decay=log_decay, **reading.rule())
-        y = self.norm(y.transpose(1, 2)) * F.silu(gate)
+        y = self.norm(y.transpose(1, 2).to(weights.dtype)) * F.silu(gate)
         return y, MatrixLayerMemory(weights, memory.inputs)
 
 

@@ -71,10 +71,11 @@ class KimiDeltaAttention(DeltaMixer):
         q, k, v, carried = self.heads(mixed, memory.inputs, reading)
         (beta,) = reading.written(self.strength(beta))
         log_decay = softplus_decay(step, self.A_log, self.dt_bias, reading)
+        q, k, v = reading.rounded(projected[0], q, k, v)
         y, weights = delta_rule(
             q, k, v, beta.transpose(1, 2), weights, log_decay=log_decay, **reading.rule()
         )
-        y = y.transpose(1, 2)
+        y = y.transpose(1, 2).to(weights.dtype)
         y = self.norm(y) * gate.unflatten(-1, y.shape[2:]).sigmoid()
         return y, MatrixLayerMemory(weights, carried)
 

@@ -78,11 +78,11 @@ class Mamba2Mixer(ConvolvedMixer):
         (step,) = reading.written(F.softplus(step + self.dt_bias))
         step = traced_contiguous(step).transpose(1, 2)
         log_decay = -finite_exp(self.A_log, step.dtype)[:, None] * step
-        written = step.unsqueeze(-1) * v
+        q, k, written = reading.rounded(projected[0], q, k, step.unsqueeze(-1) * v)
         y, weights = generalized_delta_rule(
             q, k, written, weights, log_decay=log_decay, **reading.rule()
         )
-        y = y + self.D[:, None, None] * v
+        y = y.to(weights.dtype) + self.D[:, None, None] * v
         y = y.transpose(1, 2).flatten(2) * F.silu(gate)
         y = y.unflatten(-1, (config.n_groups, -1))
         y = F.rms_norm(y, y.shape[-1:], eps=EPSILON).flatten(2) * self.norm_weight

@@ -57,7 +57,7 @@ class MatrixBackbone(Backbone[M]):
 
     layer_type: ClassVar[type[MatrixLayer]]
     knows_documents = True
-    implementations: tuple[str, ...] = ("compiled", "chunked", "reference")
+    implementations: tuple[str, ...] = ("compiled", "chunked", "fla", "reference")
     config: MatrixConfig
 
     def __init__(self, config: MatrixConfig) -> None:

@@ -66,6 +66,13 @@ class Reading:
             "starts": None if self.documents is None else self.documents.begins,
         }
 
+    def rounded(self, like: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Arguments of a rule as they are; for fla's kernels, which add up in float32 themselves, in
+        the type in which autocast computed ``like``."""
+        if self.implementation != "fla":
+            return tensors
+        return tuple(t.to(like.dtype) for t in tensors)
+
     def convolve(self, x: Tensor, weight: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """:func:`memspan.ops.short_convolution` of ``x [B, T, C]``, and the inputs to carry on."""
         documents = self.documents

@@ -149,9 +149,12 @@ class RWKV7TimeMixing(MatrixMixer):
             t.unflatten(-1, (config.n_heads, -1)).transpose(1, 2) for t in heads
         )
         c = F.normalize(c, dim=-1)
+        erase = a * c
+        r, k, v, erase, lookup = reading.rounded(projected[0], r, k, v, erase, c)
         y, weights = generalized_delta_rule(
-            r, k, v, weights, log_decay=log_decay, erase=a * c, lookup=c, **reading.rule()
+            r, k, v, weights, log_decay=log_decay, erase=erase, lookup=lookup, **reading.rule()
         )
+        y = y.to(weights.dtype)
         width = config.head_width
         y = F.layer_norm(y, [width], eps=1e-5 * width).transpose(1, 2).flatten(2)
         y = y * self.norm_weight + self.norm_bias

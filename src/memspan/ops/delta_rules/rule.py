@@ -26,7 +26,7 @@ DeltaProduct reads ``n`` tokens of that rule for one: it decays before the first
 last.
 
 ``reference.py`` is the equation, a loop over tokens, ``compiled.py`` the same in C; ``chunked.py`` with
-``decays.py`` computes it by chunks of tokens.
+``decays.py`` computes it by chunks of tokens; ``fla.py`` hands it to another library's kernels.
 
 In C all decays, erasing or not, are one loop, of which :func:`~memspan.ops.delta_rule` with a decay per
 channel is a case; and so are single tokens of all models above but RWKV-7 (``step.h``). Two kinds have
@@ -69,12 +69,12 @@ class Inputs(NamedTuple):
     starts: Tensor | None = None
     chunking: Chunking = Chunking()
 
-    def check(self) -> None:
-        """Raise :class:`MemspanError` where shapes, types or devices do not go together, or a decay
-        would grow."""
+    def check(self, alike: bool = True) -> None:
+        """Raise :class:`MemspanError` where shapes, devices or, with ``alike``, types do not go
+        together, or a decay would grow."""
         q, k, v, weights, log_decay, erase, lookup, starts, chunking = self
         check_together(
-            True, q=q, k=k, v=v, weights=weights, log_decay=log_decay, erase=erase, lookup=lookup
+            alike, q=q, k=k, v=v, weights=weights, log_decay=log_decay, erase=erase, lookup=lookup
         )
         if not q.dim() == v.dim() == 4 or q.shape != k.shape or q.shape[:3] != v.shape[:3]:
             raise MemspanError(
@@ -164,6 +164,18 @@ def _chunked(inputs: Inputs) -> tuple[Tensor, Tensor]:
     return chunked.run(inputs)
 
 
+def _fla(inputs: Inputs) -> tuple[Tensor, Tensor]:
+    from memspan.ops.delta_rules import fla
+
+    return fla.run(inputs)
+
+
+def _fla_obstacle(inputs: Inputs) -> str | None:
+    from memspan.ops.delta_rules import fla
+
+    return fla.obstacle(inputs)
+
+
 def _reference(inputs: Inputs) -> tuple[Tensor, Tensor]:
     from memspan.ops.delta_rules import reference
 
@@ -173,11 +185,13 @@ def _reference(inputs: Inputs) -> tuple[Tensor, Tensor]:
 IMPLEMENTATIONS: dict[str, Implementation[Inputs, tuple[Tensor, Tensor]]] = {
     "compiled": Implementation(_compiled, _compiled_obstacle, _compiled_suits),
     "chunked": Implementation(_chunked, suits=lambda inputs: inputs.k.shape[2] > 1),
+    "fla": Implementation(_fla, _fla_obstacle, suits=lambda inputs: False),
     "reference": Implementation(_reference),
 }
 """By preference. ``compiled``: the loop in C, on a CPU, in float32 or float64. ``chunked``: matrix
-products over chunks of tokens. ``reference``: the loop, which elsewhere reads single tokens. The last
-two are plain autograd, on any device, with gradients of gradients."""
+products over chunks of tokens. ``fla``: only by name, on CUDA, in bfloat16, never run there yet.
+``reference``: the loop, which elsewhere reads single tokens. It and ``chunked`` are plain autograd, on
+any device, with gradients of gradients."""
 
 
 def generalized_delta_rule(
@@ -214,9 +228,10 @@ def generalized_delta_rule(
 
     Raises:
         MemspanError: shapes, types or devices do not go together; a ``log_decay`` is above 0, where
-            looking waits for no device; there is no such implementation.
+            looking waits for no device; the implementation does not exist or cannot run.
     """
     inputs = Inputs(q, k, v, weights, log_decay, erase, lookup, starts, chunking or Chunking())
-    inputs.check()
+    # Only fla's kernels take a memory of another type.
+    inputs.check(alike=implementation != "fla")
     with without_autocast(q):
         return choose(IMPLEMENTATIONS, implementation, inputs)(inputs)
