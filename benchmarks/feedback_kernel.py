@@ -38,10 +38,10 @@ from triton_proofs import (
     verbs_of,
 )
 
-LIMIT = {torch.float32: 1e-5, torch.bfloat16: 5e-2}
-"""The largest difference from float64, as a part of the largest number of a tensor or of 1. Narrow
-models can differ more in bfloat16: up to ``TIMES`` what the reference does in that type."""
-TIMES = 4
+LIMIT = {torch.float32: 1e-5, torch.bfloat16: 0.1}
+"""The largest difference from float64, as a part of the largest number of a tensor or of 1. In bfloat16
+the reference itself differs by up to .07 in narrow models: that the equations are right is shown in
+float32."""
 PROGRAMS = Path(memspan.__file__).parent / "ops" / "feedback" / "triton_kernel.py"
 SIZES = {
     "small": {"d_model": 128, "d_ff": 512, "n_heads": 4, "width": 32},
@@ -179,13 +179,9 @@ def compare(draw: random.Random, small: bool) -> dict[str, Any]:
         found = read(model.to(dtype), x, memory, "triton", **documents)
     guarded.check()
     differences = differences_from(expected, found)
-    limit = LIMIT[dtype]
-    if dtype == torch.bfloat16:
-        rounded = read(model, x, memory, "reference", **documents)
-        limit = max(limit, TIMES * max(differences_from(expected, rounded).values()))
     worst = max(differences, key=lambda name: differences[name])
     # NaN is not below the limit.
-    assert all(each < limit for each in differences.values()), (
+    assert all(each < LIMIT[dtype] for each in differences.values()), (
         f"{config} with {tiles}, {rows} rows of {n_tokens} tokens, {dtype}: {differences}"
     )
     return {"dtype": str(dtype).removeprefix("torch."), "worst": differences[worst], "of": worst}
