@@ -243,7 +243,8 @@ def campaign(
     compare: Callable[[random.Random, bool], Row], programs: Path, given: argparse.Namespace
 ) -> None:
     """Compare the shapes of the seeds from 0 that are not in the file of results yet, which is written
-    as they are done, so that it can be stopped and goes on.
+    as they are done, so that it can be stopped and goes on. Those that are beyond their limit are
+    printed, and their seeds listed; the status is then 1.
 
     Args:
         compare: see :func:`compare_shapes`.
@@ -257,16 +258,22 @@ def campaign(
     all_found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     found = all_found.get(name, {})
     if found.get("programs") != digest:
-        found = {"programs": digest, "next_seed": 0, "shapes": {}, "worst": {}}
+        found = {"programs": digest, "next_seed": 0, "shapes": {}, "worst": {}, "beyond": []}
     while found["next_seed"] < given.shapes:
         index = found["next_seed"]
-        _add(found, compare(random.Random(index), index % 10 > 0))
+        try:
+            _add(found, compare(random.Random(index), index % 10 > 0))
+        except AssertionError as error:
+            print(f"seed {index}: {error}", flush=True)
+            found["beyond"].append(index)
         found["next_seed"] = index + 1
         if index % 20 == 19 or index + 1 == given.shapes:
             # Another campaign may have written to it.
             others = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
             path.write_text(json.dumps(others | {name: found}, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(found))
+    if found["beyond"]:
+        raise SystemExit(f"{len(found['beyond'])} shapes are beyond their limit")
 
 
 def _add(found: Row, row: Row) -> None:
