@@ -202,11 +202,11 @@ def test_examples_import_public_names_only() -> None:
 
 
 def test_nothing_says_to_install_memspan_from_an_index() -> None:
-    """It is on none, so anyone could register the name there."""
+    """It is on none, so anyone could register the name there. An address after it is one's own."""
     files = [ROOT / "README.md", ROOT / "CHANGELOG.md"]
     for folder in ("src", "docs", "examples"):
         files += [path for path in (ROOT / folder).rglob("*") if "results" not in path.parts]
-    offers = re.compile(r"memspan\[[a-z]|pip3? install ['\"]?memspan\b(?!-\S+\.whl)")
+    offers = re.compile(r"memspan\[[a-z,]+\](?! @ )|pip3? install ['\"]?memspan\b(?!-\S+\.whl)")
     for path in files:
         if path.suffix in {".py", ".md", ".toml", ".ipynb", ".html"}:
             assert not offers.search(path.read_text(encoding="utf-8")), path
