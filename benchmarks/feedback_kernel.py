@@ -38,10 +38,8 @@ from triton_proofs import (
     verbs_of,
 )
 
-LIMIT = {torch.float32: 1e-5, torch.bfloat16: 0.1}
-"""The largest difference from float64, as a part of the largest number of a tensor or of 1. In bfloat16
-the reference itself differs by up to .07 in narrow models: that the equations are right is shown in
-float32."""
+LIMIT = {torch.float32: 1e-5, torch.bfloat16: 5e-2}
+"""The largest difference from float64, as a part of the largest number of a tensor or of 1."""
 PROGRAMS = Path(memspan.__file__).parent / "ops" / "feedback" / "triton_kernel.py"
 SIZES = {
     "small": {"d_model": 128, "d_ff": 512, "n_heads": 4, "width": 32},

@@ -39,10 +39,8 @@ from triton_proofs import (
     verbs_of,
 )
 
-LIMIT = {torch.float32: 1e-5, torch.bfloat16: 5e-2}
-"""The largest difference from float64, as a part of the largest number of a tensor or of 1. Where a
-query sees few keys, bfloat16 is less exact than the reference in that type: the sum that the gradients
-of its scores share is taken from the output, which is rounded, as in other online softmaxes."""
+LIMIT = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
+"""The largest difference from float64, as a part of the largest number of a tensor or of 1."""
 WIDTHS = (8, 16, 24, 32, 33, 48, 64, 80, 96, 128)
 SMALL_WIDTHS = WIDTHS[:5]
 PROGRAMS = Path(memspan.__file__).parent / "ops" / "relative_kernel" / "kernel.py"

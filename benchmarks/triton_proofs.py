@@ -135,19 +135,21 @@ def interpret() -> None:
     """Let programs run in Triton's interpreter, one thread, mended where it is wrong or slow."""
     os.environ["TRITON_INTERPRET"] = "1"
     torch.set_num_threads(1)
-    let_bfloat16_multiply()
+    mend_bfloat16()
     _patch_modules_once()
     _remember_types()
 
 
-def let_bfloat16_multiply() -> None:
-    """The interpreter keeps bfloat16 as integers of 16 bits and multiplies those: let products be of
-    float32."""
+def mend_bfloat16() -> None:
+    """The interpreter keeps bfloat16 as integers of 16 bits: it multiplies those, and cuts off the rest
+    of a number, in place of rounding to the nearest as GPUs do. Let products be of float32, and let it
+    round."""
     import triton.language as tl
     from triton.runtime import interpreter
 
     builder = interpreter.interpreter_builder
     multiply = builder.create_dot
+    cut = builder.create_fp_trunc
 
     def dot(a: Any, b: Any, *rest: Any) -> Any:
         if a.dtype == tl.bfloat16:
@@ -155,7 +157,15 @@ def let_bfloat16_multiply() -> None:
             b = builder.create_fp_ext(b, tl.float32)
         return multiply(a, b, *rest)
 
+    def rounded(source: Any, kind: Any) -> Any:
+        if source.dtype.scalar == tl.float32 and kind.scalar == tl.bfloat16:
+            number = torch.from_numpy(source.data.copy())
+            # Exact, so that nothing is left to cut off.
+            source = interpreter.TensorHandle(number.bfloat16().float().numpy(), source.dtype)
+        return cut(source, kind)
+
     builder.create_dot = dot
+    builder.create_fp_trunc = rounded
 
 
 def _patch_modules_once() -> None:

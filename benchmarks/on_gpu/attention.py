@@ -30,7 +30,7 @@ from on_gpu.jobs import (
     Predicted,
     one_line,
 )
-from triton_proofs import let_bfloat16_multiply
+from triton_proofs import mend_bfloat16
 
 SIZES = {
     "small": (8, 8, 512, 1024, 64),
@@ -206,7 +206,7 @@ def plain_programs(size: tuple[int, ...], dtype: torch.dtype, backward: bool) ->
 def accuracy(device: torch.device) -> Iterator[dict[str, Any]]:
     """The largest difference of outputs and gradients from the reference in float64."""
     if device.type == "cpu" and find_spec("triton") is not None:
-        let_bfloat16_multiply()
+        mend_bfloat16()
     mask = causal(ACCURACY, torch.device("cpu"))
     for dtype in LIMITS:
         given = drawn(ACCURACY, dtype, device)
