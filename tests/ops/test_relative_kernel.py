@@ -25,7 +25,7 @@ def test_random_shapes_agree_with_float64_in_the_interpreter() -> None:
 
 @needs_triton
 @pytest.mark.processes
-@pytest.mark.parametrize("target", ["80", "90", "gfx942"])
+@pytest.mark.parametrize("target", ["80", "90", "100", "gfx942"])
 def test_programs_compile_without_spills(target: str) -> None:
     rows = proven("relative_kernel", "targets", "--only", target, "--widths", "64", interpret=False)
     assert len(rows) == 6
@@ -53,9 +53,24 @@ def test_options_beyond_the_programs_are_refused(option: dict[str, Any], message
         relative_attention(**given(), **option, implementation="triton")
 
 
-def test_triton_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_programs, "INSTALLED", False)
-    with pytest.raises(MemspanError, match="needs Triton: pip install triton, or use fused"):
+@pytest.mark.parametrize(
+    ("release", "message"),
+    [
+        (None, "needs Triton: pip install triton, or use fused"),
+        (
+            "3.5.1",
+            r"needs Triton 3.6 or newer, not 3.5.1: pip install --upgrade triton, or use fused",
+        ),
+    ],
+    ids=["none", "old"],
+)
+def test_triton_that_cannot_serve_is_refused(
+    release: str | None, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton_programs, "find_spec", lambda name: release)
+    monkeypatch.setattr(triton_programs, "version", lambda name: release)
+    monkeypatch.setattr(triton_programs, "MISSING", triton_programs.missing())
+    with pytest.raises(MemspanError, match=message):
         relative_attention(**given(), implementation="triton")
 
 

@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
+import re
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
-INSTALLED = find_spec("triton") is not None
+OLDEST = (3, 6)
+"""The oldest release of Triton that the programs were compiled with."""
 CAPABILITY = (8, 0)
 """The least that a GPU of NVIDIA needs."""
 TYPES = (torch.float32, torch.bfloat16)
-MISSING = "needs Triton: pip install triton, or use fused"
+
+
+def missing() -> str | None:
+    """Why there is no Triton that could be given programs; None if there is, or one of another name."""
+    if find_spec("triton") is None:
+        return "needs Triton: pip install triton, or use fused"
+    try:
+        release = version("triton")
+    except PackageNotFoundError:
+        return None
+    if tuple(int(n) for n in re.findall(r"\d+", release)[:2]) >= OLDEST:
+        return None
+    oldest = ".".join(map(str, OLDEST))
+    return (
+        f"needs Triton {oldest} or newer, not {release}: pip install --upgrade triton, or use fused"
+    )
+
+
+MISSING = missing()
+"""What it says of this environment, once: torch.compile cannot trace it."""
 
 
 def interpreted(program: Any) -> bool:

@@ -24,7 +24,7 @@ new_slots = steps.new_slots
 
 def obstacle(x: Tensor) -> str | None:
     """Why the programs cannot run on tensors such as ``x [B, T, D]``; None if they can."""
-    if not triton_programs.INSTALLED:
+    if triton_programs.MISSING is not None:
         return triton_programs.MISSING
     from memspan.ops.feedback import triton_kernel
 

@@ -17,7 +17,7 @@ def obstacle(q: Tensor, v: Tensor, mask: Tensor | Limits | None) -> str | None:
     None if they can. To look at a mask is to wait for the device; limits are not looked at."""
     if isinstance(mask, Tensor) and torch.compiler.is_compiling():
         return "cannot look at a mask under torch.compile: pass Limits, or use fused"
-    if not triton_programs.INSTALLED:
+    if triton_programs.MISSING is not None:
         return triton_programs.MISSING
     from memspan.ops.relative_kernel import kernel
 
