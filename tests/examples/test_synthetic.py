@@ -79,8 +79,13 @@ def test_pictures_are_drawn_of_the_tasks_that_were_measured(tmp_path: Path) -> N
         for model, right in (("kda", 0.5), ("lstm", 1.0))
     ]
     synthetic.pictures(rows, tmp_path, PAIRS, WORDS // 2)
-    assert {file.name for file in tmp_path.iterdir()} == {"mqar.png", "states.png"}
+    assert {file.name for file in tmp_path.iterdir()} == {
+        "mqar.png",
+        "mqar-dark.png",
+        "states.png",
+        "states-dark.png",
+    }
     for file in tmp_path.iterdir():
         file.unlink()
     synthetic.pictures(rows[:4], tmp_path, PAIRS, WORDS // 2)
-    assert {file.name for file in tmp_path.iterdir()} == {"mqar.png"}
+    assert {file.name for file in tmp_path.iterdir()} == {"mqar.png", "mqar-dark.png"}
