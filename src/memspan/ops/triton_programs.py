@@ -34,7 +34,7 @@ def missing() -> str | None:
 
 
 MISSING = missing()
-"""What it says of this environment, once: torch.compile cannot trace it."""
+"""The answer for this environment, given once: torch.compile cannot trace the question."""
 
 
 def interpreted(program: Any) -> bool:
