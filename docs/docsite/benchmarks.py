@@ -185,10 +185,16 @@ def measured_span(architecture: str, root: Path = ROOT) -> str:
         (run,) = report["runs"]
         span = run["span"]
         more = "At least " if span["beyond"] else ""
+        meaning = (
+            "Its loss was still falling at the longest history that was tried"
+            if span["beyond"]
+            else "That is the shortest history with which its loss is within 0.01 bits per byte of the "
+            f"loss with {run['longest']:,} tokens"
+        )
         return (
-            f"**{more}{span['tokens']:,} tokens** (95 %: {span['low']:,} to {span['high']:,}), "
-            f"measured on {run['corpus']} by `memspan measure {run['run']}` with up to "
-            f"{run['longest']:,} tokens of history; {run['parameters']:,} parameters."
+            f"**{more}{span['tokens']:,} tokens** (95 % interval: {span['low']:,} to "
+            f"{span['high']:,}). {meaning}. Measured on {run['corpus']} by "
+            f"`memspan measure {run['run']}`; {run['parameters']:,} parameters."
         )
     except (KeyError, TypeError, ValueError):
         raise DocsError(

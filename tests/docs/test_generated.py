@@ -51,8 +51,8 @@ def test_measured_spans_are_put_in_words(tmp_path: Path) -> None:
     span = {"tokens": 1024, "low": 512, "high": 2048}
     run = {"run": "it", "span": span, "corpus": "a text", "longest": 4096, "parameters": 500_000}
     for beyond, words in (
-        (False, "**1,024 tokens** (95 %: 512 to 2,048)"),
-        (True, "**At least 1,024 tokens**"),
+        (False, "**1,024 tokens** (95 % interval: 512 to 2,048). That is the shortest history"),
+        (True, "512 to 2,048). Its loss was still falling"),
     ):
         span["beyond"] = beyond
         path.write_text(json.dumps({"runs": [run]}))
