@@ -156,6 +156,8 @@ def test_pages_are_light() -> None:
         ("relative shift", "annotated/transformer_xl.html"),
         ("linear attention", "path.html"),
         ("KV cache", "path.html"),
+        ("backpropagation", "path.html"),
+        ("vanishing gradient", "glossary.html"),
         ("associative recall", "recall.html"),
         ("WY", "annotated/delta_rule.html"),
         ("compression", "compressive.html"),

@@ -41,6 +41,7 @@ STAGED = ROOT / ".docs-build"
 """Folder that zensical reads and writes; git ignores it."""
 SITE = STAGED / "site"
 HOME = PurePosixPath("index.md")
+FINDINGS = Path("packages/statelaws/census/findings")
 DESCRIPTION = "Part of memspan, models with memory: they read text of any length in constant memory"
 """Said of a page that has no paragraph of its own."""
 CARD = "assets/style/card.png"
@@ -92,7 +93,9 @@ class Staging:
             elif (self.root / path).is_dir():
                 self.write(at, self._folder_page(path, at))
             elif path.suffix == ".md":
-                self.write(at, self.page(path, at))
+                text = self.page(path, at)
+                # Reports to other libraries use a learner's words for something else.
+                self.write(at, _not_searched(text) if path.is_relative_to(FINDINGS) else text)
             else:
                 code = self._later(whole_file(self.root / path))
                 self.write(at, _not_searched(f"# `{path}`\n\n{code}\n"))

@@ -142,7 +142,7 @@ class LayerMemory:
         return replace(self, **{name: function(tensor) for name, tensor in self.tensors().items()})
 
     def detach(self) -> Self:
-        """Cut the memory from the graph: truncated back-propagation through time."""
+        """Cut the memory from the graph: truncated backpropagation through time."""
         return self.map(Tensor.detach)
 
     def to(

@@ -178,7 +178,7 @@ def test_purity(case: Case, drawn: tuple[Tensor, list[int]]) -> None:
 @gradients
 @every_case
 def test_gradients_reach_every_parameter(case: Case) -> None:
-    """Three segments, back-propagated through: nothing is left without a gradient, or with a NaN."""
+    """Three segments, backpropagated through: nothing is left without a gradient, or with a NaN."""
     model = case.model().train()
     memory = None
     total = torch.zeros((), dtype=torch.float64)

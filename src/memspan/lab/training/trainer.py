@@ -1,4 +1,4 @@
-"""The training loop: truncated back-propagation through time, with memory carried from update to
+"""The training loop: truncated backpropagation through time, with memory carried from update to
 update; and its checkpoints."""
 
 from __future__ import annotations

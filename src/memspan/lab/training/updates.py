@@ -91,7 +91,7 @@ class Updater:
                 if n % state.config.train.gradient_segments == 0 or last:
                     pending.backward()
                     pending = torch.zeros((), device=state.device)
-                    # The paper's stop-gradient: back-propagation ends at this segment's start.
+                    # The paper's stop-gradient: backpropagation ends at this segment's start.
                     state.memory = state.memory.detach()
             read.append((segment, output.losses.detach()))
         return read

@@ -53,7 +53,7 @@ class Infini(Backbone[InfiniMemory]):
 
     Results do not depend on where a text is cut into segments. Gradients flow into the memory that is
     passed in: training code calls ``memory.detach()`` between segments, whose blocks are thus
-    back-propagated through together.
+    backpropagated through together.
     """
 
     memory_type = InfiniMemory

@@ -53,7 +53,7 @@ class RMT(Wrapper[RMTMemory]):
 
     Results do not depend on where a text is cut into segments. Gradients flow through all blocks of a
     segment and into the memory that is passed in: training code calls ``memory.detach()`` where
-    back-propagation through time is to end.
+    backpropagation through time is to end.
 
     Differs from the paper: no backbone carries anything of its own from block to block, not even
     Transformer-XL.

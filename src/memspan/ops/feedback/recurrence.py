@@ -1,5 +1,5 @@
 """The Feedback Transformer's fast path: the loop over tokens and layers as one autograd function, with
-hand-written back-propagation through time, derived in ``docs/annotated/feedback_backward.md``.
+hand-written backpropagation through time, derived in ``docs/annotated/feedback_backward.md``.
 
 The loops are in ``steps.py``, in PyTorch, and ``compiled.py``, in C.
 """
