@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import sys
@@ -32,14 +33,37 @@ import transformer_xl
 from torch import Tensor
 from torch.nn.functional import pad
 
+from docsite.code import ROOT
 from docsite.standalone import standalone
 from memspan import models
 from memspan.ops import relative
 from memspan.ops.fast_weights import rules
 from memspan.ops.feedback.buffers import FoldedWeights
 from memspan.ops.feedback.recurrence import feedback_recurrence
+from smallest import LESSONS
 
 SIZES = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_ff": 12}
+
+
+RESULTS = json.loads((ROOT / "benchmarks/results/smallest.json").read_text(encoding="utf-8"))[
+    "rows"
+]
+
+
+@pytest.mark.parametrize("version", LESSONS)
+def test_lessons_say_what_was_measured(version: str) -> None:
+    """Losses over all seeds, and right answers by distance."""
+    said = (ROOT / f"docs/lessons/{version}.md").read_text(encoding="utf-8")
+    rows = [row for row in RESULTS if row["version"] == version]
+    for side in ("carried", "emptied"):
+        losses = [row["found"][side][1] for row in rows if row["task"] == "rhyme"]
+        assert len(losses) == 3
+        assert f"{min(losses):.2f} to {max(losses):.2f}" in said
+    (recalled,) = (row for row in rows if row["task"] == "recall")
+    (listed,) = re.findall(r"^\| right \|(.*)\|$", said, flags=re.M)
+    shown = [int(cell.strip(" %")) for cell in listed.split("|")]
+    assert shown == list(recalled["found"].values())[: len(shown)]
+    assert f"remember.py {version}`; {recalled['cpu_seconds']:.0f} CPU seconds" in said
 
 
 def test_sizes() -> None:

@@ -45,6 +45,7 @@ def segments(embedding, read, empty, length=8, carry=True):
 def learn(read, layers, empty, rounds=10, rate=0.01):
     """Train `layers` of `read`, which maps vectors [T, D] and a memory to the same and a loss: with its
     memory carried, and once more from the same start with memory emptied at every segment."""
+    torch.set_num_threads(1)  # For products this small, more threads only wait for each other.
     embedding = matrix(len(LETTERS), layers[0]["output"].shape[1])
     weights = [embedding, *leaves(layers)]
     start = [w.detach().clone() for w in weights]
@@ -54,6 +55,7 @@ def learn(read, layers, empty, rounds=10, rate=0.01):
             w.data.copy_(first)
         optimiser = torch.optim.Adam(weights, rate)
         for n in range(rounds):
+            optimiser.param_groups[0]["lr"] = rate * (1 - n / rounds)
             losses = []
             for loss, auxiliary in segments(embedding, read, empty, carry=carry):
                 optimiser.zero_grad()

@@ -40,6 +40,7 @@ def write_stream(n_tokens):
 
 def recall(version, updates=400, rate=0.01):
     """Train a version, then score it on what follows in its texts: right answers by distance."""
+    torch.set_num_threads(1)
     segment, layers, empty = version.small()
     width = layers[0]["output"].shape[1]
     tables = [2 * matrix(width, n).T for n in (N_KEYS, N_KEYS, N_VALUES)]
