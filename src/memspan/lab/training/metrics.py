@@ -296,12 +296,19 @@ RESULT = "validation"
 """The line whose lowest point is a run's result."""
 
 
-def plot(folder: Path, plots: Sequence[Plot] = ()) -> list[Path]:
+def plot(
+    folder: Path, plots: Sequence[Plot] = (), ends: Mapping[str, Scores | None] | None = None
+) -> list[Path]:
     """Draw a run's metrics, and return the pictures' paths.
 
     ``loss.png``: bits per byte in training and validation against tokens read, or nats per token if
     some are unknown. ``attention.png``, for architectures that report it: the share of attention on
     each part of memory.
+
+    Args:
+        folder: the run's.
+        plots: the architecture's own.
+        ends: scores of the trained model by name, marked where the lines of ``loss.png`` end.
 
     Raises:
         MemspanError: matplotlib is not installed, or fails; the disk is full.
@@ -309,7 +316,12 @@ def plot(folder: Path, plots: Sequence[Plot] = ()) -> list[Path]:
     records = read(folder / "metrics.jsonl")
     pictures = []
 
-    def draw(name: str, lines: dict[str, tuple[str, dict[str, Any]]], ylabel: str) -> None:
+    def draw(
+        name: str,
+        lines: dict[str, tuple[str, dict[str, Any]]],
+        ylabel: str,
+        marked: Mapping[str, Scores] | None = None,
+    ) -> None:
         """``lines``: label -> start of the records' keys, whose mean is drawn, and style."""
 
         def on(figure: Figure) -> None:
@@ -328,6 +340,13 @@ def plot(folder: Path, plots: Sequence[Plot] = ()) -> list[Path]:
                         f"best: {place[1]:.3f}", place, (0, -16), textcoords="offset points",
                         ha="right", weight="bold", color=axes.lines[-1].get_color(),
                     )  # fmt: skip
+            reached = max((r["tokens"] for r in records if r.get("tokens") is not None), default=0)
+            # Nothing was measured before, so no line leads there.
+            for (label, end), marker in zip(
+                (marked or {}).items() if axes.lines else (), "*X", strict=False
+            ):
+                value = getattr(end, unit)
+                axes.plot(reached, value, marker, markersize=9, label=f"{label}: {value:.3f}")
             axes.set(xlabel="tokens read", ylabel=ylabel, title=folder.name)
             axes.xaxis.set_major_formatter("{x:,.0f}")
             if axes.lines:
@@ -340,12 +359,14 @@ def plot(folder: Path, plots: Sequence[Plot] = ()) -> list[Path]:
     kinds = ("train", "validation")
     # One unit for both lines.
     without_bits = any(r.get(f"{kind}_bits_per_byte", 0) is None for r in records for kind in kinds)
+    without_bits |= any(end.bits_per_byte is None for end in (ends or {}).values() if end)
     unit = "nats_per_token" if without_bits else "bits_per_byte"
     losses: dict[str, tuple[str, dict[str, Any]]] = {
         "train": (f"train_{unit}", {"linewidth": 1, "color": FAINT}),
         RESULT: (f"validation_{unit}", {"marker": "o"}),
     }
-    draw("loss.png", losses, unit.replace("_", " "))
+    scored = {label: end for label, end in (ends or {}).items() if end}
+    draw("loss.png", losses, unit.replace("_", " "), scored)
     recorded = {key.split("/")[0] for record in records for key in record}
     for own in plots:
         if recorded.intersection(own.lines.values()):

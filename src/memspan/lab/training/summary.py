@@ -68,13 +68,17 @@ def conclude(console: Console, state: TrainingState, folder: Path) -> None:
     """Print the files written, a sample after held-out text, the scores, and commands to go on with."""
     say = console.print
     validation = Validation(state)
+    carried = validation.score(1)
+    remembers = state.model.backbone.memory_type is not Memory
+    emptied = validation.score(1, emptied=True) if remembers else None
+    ends = {"memory carried": carried, "memory emptied while reading": emptied}
     if state.health != Health():
         say(f"{state.health}", highlight=False)
     say("\nwritten:", style="bold")
     say(f"  run folder  {folder}\n  metrics     {folder / 'metrics.jsonl'}")
     say(f"  scores      {folder / SCORES}")
     try:
-        for picture in metrics.plot(folder, state.config.model.plots):
+        for picture in metrics.plot(folder, state.config.model.plots, ends):
             say(f"  picture     {picture}")
     except MemspanError as error:
         # Everything that matters is saved.
@@ -92,7 +96,7 @@ def conclude(console: Console, state: TrainingState, folder: Path) -> None:
             say(quoted(line[-PROMPT_WIDTH:]), markup=False, highlight=False)
         say("the model continues:", style="bold")
         say(quoted(sample), markup=False, highlight=False)
-    _show_score(console, state, validation, text, folder)
+    _show_score(console, state, carried, emptied, text, folder)
     words = prompt_from(text)
     chosen = ["--prompt", words, "--min-p", MIN_P] if words else []
     say("\nnext:", style="bold")
@@ -103,12 +107,16 @@ def conclude(console: Console, state: TrainingState, folder: Path) -> None:
 
 
 def _show_score(
-    console: Console, state: TrainingState, validation: Validation, text: bytes, folder: Path
+    console: Console,
+    state: TrainingState,
+    scores: Scores,
+    without: Scores | None,
+    text: bytes,
+    folder: Path,
 ) -> None:
     """Print the score with and without memory and a compressor's; write them to ``scores.json``."""
     config = state.config
     say = console.print
-    scores = validation.score(1)
     n_tokens = config.train.evaluate_tokens
     whole = not 0 < n_tokens < len(state.prepared.splits["validation"].tokens)
     part = "the validation split" if whole else "the validation split's first part"
@@ -121,8 +129,7 @@ def _show_score(
         "streams": 1,
         "memory_carried": _numbers(scores),
     }
-    if state.model.backbone.memory_type is not Memory:
-        without = validation.score(1, emptied=True)
+    if without is not None:
         rows[f"memory emptied every {counted(scores.segment_length, 'token')}"] = _in_words(without)
         kept["memory_emptied"] = _numbers(without)
         saved = 1 - scores.nats / without.nats
