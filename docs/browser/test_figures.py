@@ -137,7 +137,7 @@ def test_sliders_move_the_edges(page: Page) -> None:
         assert edges() == before
     figure.get_by_label("M, slots").press("ArrowRight")
     assert (
-        "256 to 320 tokens back, through its layers up to 576"
+        "256 to 319 tokens back, through its layers up to 575"
         in figure.locator(".told").inner_text()
     )
 

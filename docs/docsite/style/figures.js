@@ -331,15 +331,15 @@ const SPAN_NAMES = {
   transformer: "Transformer without memory",
 }
 
-/** Tokens that a segment's last token depends on, through L layers that each see `slots` tokens before their segment. */
-const reach = (L, slots, T) => T + slots + (L - 1) * T * Math.ceil(slots / T)
+/** Tokens back that a segment's last token depends on, through L layers that each see `slots` tokens before their segment. */
+const reach = (L, slots, T) => T - 1 + slots + (L - 1) * T * Math.ceil(slots / T)
 
 /** Of each model: where each kind of reach ends, nearest first. */
 const edges = ({ M, T, L, C, c }) => ({
-  "transformer-xl": [["sure", M], ["late", M + T], ["layers", reach(L, M, T)]],
-  "compressive-convolution": [["sure", M], ["coarse", M + c * C], ["late", M + c * C + T], ["layers", reach(L, M + c * C, T)]],
+  "transformer-xl": [["sure", M], ["late", M + T - 1], ["layers", reach(L, M, T)]],
+  "compressive-convolution": [["sure", M], ["coarse", M + c * C], ["late", M + c * C + T - 1], ["layers", reach(L, M + c * C, T)]],
   feedback: [["sure", M]],
-  transformer: [["late", T]],
+  transformer: [["late", T - 1]],
 })
 
 function drawSpan(data, state) {
@@ -381,9 +381,9 @@ function tellSpan(data, state) {
   const { M, T, C, c } = state
   const [xl, compressive] = Object.values(edges(state)).map(ends => number(ends.at(-1)[1]))
   return (
-    `Transformer-XL reaches ${number(M)} to ${number(M + T)} tokens back, through its layers up to ${xl}; ` +
-    `Compressive ${number(M + c * C)} to ${number(M + c * C + T)}, through its layers up to ${compressive}; ` +
-    `Feedback its span, ${number(M)}; a transformer without memory ${number(T)} at most.`
+    `Transformer-XL reaches ${number(M)} to ${number(M + T - 1)} tokens back, through its layers up to ${xl}; ` +
+    `Compressive ${number(M + c * C)} to ${number(M + c * C + T - 1)}, through its layers up to ${compressive}; ` +
+    `Feedback its span, ${number(M)}; a transformer without memory ${number(T - 1)} at most.`
   )
 }
 
