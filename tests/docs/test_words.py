@@ -1,4 +1,4 @@
-"""English of the pages in the site's navigation."""
+"""English of the pages."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ PER_THOUSAND = 4
 
 def pages() -> list[Path]:
     """The sources of the pages, without those that are generated."""
-    found = []
+    in_menu = []
     for name in links.navigation():
         places = (ROOT / "docs" / name, ROOT / Path(name).with_name("README.md"))
-        found += [place for place in places if place.is_file()][:1]
-    return found
+        in_menu += [place for place in places if place.is_file()][:1]
+    return list(dict.fromkeys([*in_menu, *sorted((ROOT / "docs").rglob("*.md"))]))
 
 
 def prose(text: str) -> list[str]:
