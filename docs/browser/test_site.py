@@ -285,6 +285,27 @@ def test_axe_finds_nothing(page: Page, scheme: str, width: int) -> None:
     assert not found, "\n".join(found)
 
 
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1440), ("dark", PHONE)])
+def test_axe_finds_nothing_in_the_open_search(page: Page, scheme: str, width: int) -> None:
+    page.emulate_media(color_scheme=scheme)
+    visit(page, "lessons/compressive.html", width)
+    page.keyboard.press("/")
+    wait_in_search(page, "input")
+    page.keyboard.type("compression")
+    wait_in_search(page, "a mark")
+    # Until it has faded in, its colours are paler.
+    page.wait_for_timeout(1000)
+    # Its results are scrolled by the arrow keys from the box for words.
+    rules = {"scrollable-region-focusable": {"enabled": False}}
+    found = Axe().run(page, options={"preload": False, "rules": rules}).response["violations"]
+    assert not [(each["id"], each["nodes"][0]["html"][:120]) for each in found]
+    for _ in range(12):
+        page.keyboard.press("ArrowDown")
+    page.wait_for_timeout(500)
+    chosen = page.locator("dialog [aria-selected=true]").bounding_box()
+    assert 0 <= chosen["y"] <= 900 - chosen["height"]
+
+
 def test_the_keyboard_reaches_the_text(page: Page) -> None:
     visit(page, "index.html")
     page.keyboard.press("Tab")
