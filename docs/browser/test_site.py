@@ -109,6 +109,44 @@ def test_on_a_phone_notes_stand_above_their_code(page: Page) -> None:
         assert note["y"] + note["height"] <= code["y"]
 
 
+def test_the_contents_button_covers_no_text(page: Page) -> None:
+    """On a phone: it stands in the header, and opens below it."""
+    visit(page, "lessons/compressive.html", PHONE)
+    header = page.locator(".md-header").bounding_box()
+    button = page.locator(".md-sidebar--secondary .md-sidebar-button")
+    place = button.bounding_box()
+    assert header is not None
+    assert place is not None
+    bottom = header["y"] + header["height"]
+    assert header["y"] <= place["y"] < place["y"] + place["height"] <= bottom
+    button.click()
+    contents = page.locator(".md-sidebar--secondary .md-sidebar__inner")
+    page.wait_for_function(
+        "e => getComputedStyle(e).opacity === '1'", arg=contents.element_handle()
+    )
+    opened = contents.bounding_box()
+    assert opened is not None
+    assert bottom <= opened["y"] + 1
+    assert opened["x"] >= 0
+    assert opened["x"] + opened["width"] <= PHONE
+    contents.get_by_text("Exercises").click()
+    assert page.url.endswith("#exercises")
+
+
+def test_the_slider_keeps_its_value_beside_it(page: Page) -> None:
+    """On a phone the buttons wrap, not the value."""
+    visit(page, "lessons/transformer_xl.html", PHONE)
+    row = page.locator("figure.moving form div").first
+    slider, value, button = (
+        row.locator(x).first.bounding_box() for x in ("input", "output", "button")
+    )
+    assert slider is not None
+    assert value is not None
+    assert button is not None
+    assert abs(slider["y"] + slider["height"] / 2 - value["y"] - value["height"] / 2) < 8
+    assert button["y"] > value["y"] + value["height"] / 2
+
+
 def test_the_table_of_contents(page: Page) -> None:
     """Beside the text where there is room, behind a button on a phone."""
     for name, width, at_once in (
