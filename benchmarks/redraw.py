@@ -18,6 +18,7 @@ import long_streams
 import programs
 import recall_pictures
 import retrieval
+import shipped_recall
 import soak
 import synthetic
 import synthetic_pictures
@@ -50,6 +51,7 @@ def main() -> None:
         retrieval.plot(found["rows"], setting, *sizes, image)
     folder = DOCS / "recall"
     recall_pictures.pictures(rows_in(folder / "recall.json"), folder)
+    shipped_recall.plot(read(shipped_recall.RESULTS))
     runs = [row for row in rows_in(folder / "synthetic.json") if row["seed"]]
     synthetic_pictures.pictures(runs, folder, synthetic.PAIRS, synthetic.WORDS // 2)
 

@@ -2,8 +2,9 @@
 
     python benchmarks/shipped_recall.py [--work runs/recall] [--only NAME ...]
 
-Each is trained on the corpus `recall` for about a minute, with one seed. One that answers nearly always
-where the answer is near goes to src/memspan/lab/trained with a card, its figures to
+Each is trained for a few minutes, with one seed, on the corpus `recall`; most of them have lessons
+first (`recall_lessons.py`), because the corpus alone taught them too slowly. One that answers nearly
+always where the answer is near goes to src/memspan/lab/trained with a card, its figures to
 benchmarks/results/shipped-recall.json; of others the figures are printed: docs/guides/trained-runs.md
 names them. What is finished in --work is not trained again.
 """
@@ -13,7 +14,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import random
 import re
+import shutil
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,7 +26,9 @@ import numpy as np
 import torch
 
 import memspan
+import recall_lessons
 import timing
+from memspan.files.tensors import SEAL, load_tensors, save_tensors
 from memspan.lab.data.options import DataConfig
 from memspan.lab.data.recall import FILLERS, LINES, NAMES, PLACES, QUESTIONS, SENTENCES, recall_text
 from memspan.lab.runs.checkpoint_files import WEIGHTS
@@ -31,17 +37,33 @@ from memspan.lab.runs.run import Run
 from memspan.lab.training.options import OptimConfig, TrainConfig
 from memspan.models import EmbeddingConfig
 from memspan.models.registry import MODELS
-from page_tables import markdown
+from page_tables import DOCS, markdown
 from shipped_runs import TRAINED, halved, sizes_of, trained, wrapped
 from timing import machine
 
 RESULTS = timing.RESULTS / "shipped-recall.json"
 CARD = Path(__file__).with_name("shipped_recall.md")
 """The card of a run, with fields for its figures."""
-EDGES = (0, 32, 64, 128, 1000)
-"""Distances in words between which right answers are counted."""
+EDGES = (0, 32, 64, 96, 128, 1000)
+"""Distances in words between which right answers are counted for the table."""
+BETWEEN = (0, 4, 8, 12, 14, 15, 16, 17, 18, 20, 24, 28, 30, 31, 32, 36, 40, 48, 56, 64)
+"""Facts about other people between a fact and its question, for the plot."""
+STORIES = 200
+"""Stories for each of its points."""
+PLOT = DOCS / "recall" / "recall-included.png"
 BATCH = 16
 LAYERS = {"n_layers": 2, "d_model": 64, "n_heads": 4, "d_ff": 128}
+LEARNED_POSITIONS = {"positions": "learned", "max_distance": 128}
+"""They learn to look three words back sooner than with sinusoids."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Lessons:
+    """Training on scenes, see :func:`recall_lessons.teach`."""
+
+    n_updates: int
+    learning_rate: float
+    good_enough: float = 0.3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,16 +75,36 @@ class Recipe:
     learning_rate: float
     segment_length: int
     model: dict[str, Any]
+    lessons: Lessons | None = None
 
 
+LESSONS = "lessons.json"
+"""File with the figures of :func:`recall_lessons.teach`, in the folder of a taught run."""
 LEARNED = 0.9
 """Share of right answers between the first two edges, from which a run ships."""
 RECIPES = {
     "recall-transformer-xl": Recipe(
-        "transformer-xl", 2500, 4e-3, 32, LAYERS | {"memory_length": 64, "positions": "learned"}
+        "transformer-xl",
+        1000,
+        2e-3,
+        64,
+        LAYERS | {"memory_length": 64} | LEARNED_POSITIONS,
+        Lessons(4500, 2e-3),
     ),
-    "recall-feedback": Recipe("feedback", 2000, 4e-3, 32, LAYERS | {"memory_length": 64}),
-    "recall-fast-weights": Recipe("fast-weights", 1500, 4e-3, 64, LAYERS),
+    # As many slots as above, of which half are of two words each.
+    "recall-compressive": Recipe(
+        "compressive",
+        1000,
+        2e-3,
+        32,
+        LAYERS
+        | {"memory_length": 32, "compressed_length": 32, "compression_rate": 2}
+        | LEARNED_POSITIONS,
+        Lessons(10_000, 3e-3, 0.45),
+    ),
+    "recall-feedback": Recipe(
+        "feedback", 2000, 2e-3, 64, LAYERS | {"memory_length": 64}, Lessons(6000, 2e-3)
+    ),
     "recall-gated-delta-net": Recipe(
         "gated-delta-net",
         2000,
@@ -96,6 +138,39 @@ def config_of(name: str) -> RunConfig[Any]:
     )
 
 
+def taught(name: str, work: Path) -> Path | None:
+    """A run in ``work`` that has had the recipe's lessons; None: there are none."""
+    lessons = RECIPES[name].lessons
+    if lessons is None:
+        return None
+    folder = work / f"{name}-lessons"
+    if folder.is_dir():
+        return folder
+    config = config_of(name)
+    begun = work / f"{name}-begun"
+    shutil.rmtree(begun, ignore_errors=True)
+    # A run's files, with weights that one update with a rate of 0 leaves as they were.
+    once = dataclasses.replace(config.train, steps=1)
+    still = dataclasses.replace(config.optim, learning_rate=0.0, min_learning_rate=0.0)
+    memspan.train(dataclasses.replace(config, train=once, optim=still), begun)
+    run = memspan.load(begun)
+    start = time.process_time()
+    found = recall_lessons.teach(run, **dataclasses.asdict(lessons))
+    found["cpu_seconds"] = round(time.process_time() - start, 1)
+    _, header = load_tensors(begun / WEIGHTS)
+    about = {key: value for key, value in header.items() if key != SEAL}
+    save_tensors(begun / WEIGHTS, run.model.state_dict(), about)
+    (begun / LESSONS).write_text(json.dumps(found) + "\n")
+    begun.rename(folder)
+    return folder
+
+
+def taught_as(name: str, work: Path) -> dict[str, Any] | None:
+    """Figures of the lessons and their CPU seconds; None: there were none."""
+    found = work / f"{name}-lessons" / LESSONS
+    return json.loads(found.read_text()) if found.is_file() else None
+
+
 @torch.no_grad()
 def answers(run: Run, n_sentences: int = SENTENCES["validation"]) -> list[tuple[int, bool]]:
     """Read the validation text in one stream: for each of its questions how many words ago the answer
@@ -120,6 +195,28 @@ def answers(run: Run, n_sentences: int = SENTENCES["validation"]) -> list[tuple[
             # The place is the third word after the name.
             told[word] = t + 3
     return found
+
+
+def story(between: int, seed: int) -> tuple[str, str]:
+    """A fact, facts about other people, and the question for the first; and its answer."""
+    draw = random.Random(seed)
+    name, *others = draw.sample(NAMES, len(NAMES))
+    place = draw.choice(PLACES)
+    facts = [f"{draw.choice(others)} is in {draw.choice(PLACES)}." for _ in range(between)]
+    return " ".join([f"{name} is in {place}.", *facts, f"Where is {name}?"]), f"{place}."
+
+
+@torch.no_grad()
+def right_after(run: Run, between: int) -> float:
+    """Share of right answers after so many facts about others, each story from an empty memory."""
+    stories, places = zip(*(story(between, seed) for seed in range(STORIES)), strict=True)
+    ids = torch.tensor([run.tokenizer.encode(text.encode()).tolist() for text in stories])
+    expected = torch.tensor([run.tokenizer.encode(place.encode())[0] for place in places])
+    memory: Any = None
+    for segment in ids.split(run.config.train.segment_length, dim=1):
+        out = run.model(segment, memory)
+        memory = out.memory
+    return round((out.logits[:, -1].argmax(-1) == expected).float().mean().item(), 4)
 
 
 def shares(found: list[tuple[int, bool]]) -> list[float]:
@@ -171,6 +268,8 @@ def figures(name: str, work: Path) -> dict[str, Any]:
         "cpu_seconds": float((work / f"{name}.seconds").read_text()),
         "perplexity": round(math.exp(nats), 3),
         "right": shares(answers(run)),
+        "curve": [right_after(run, between) for between in BETWEEN],
+        "lessons": taught_as(name, work),
         "machine": machine(),
     }
 
@@ -186,8 +285,21 @@ def card(name: str, row: dict[str, Any]) -> str:
             seed=config.train.seed,
             sizes=sizes_of(config.model),
             answers=listed_shares(row["right"]),
+            first=lessons_of(name, row),
             **{reader.replace(" ", "_"): value for reader, value in floors().items()},
         )
+    )
+
+
+def lessons_of(name: str, row: dict[str, Any]) -> str:
+    """A sentence about the lessons that a run had first, or none."""
+    lessons = RECIPES[name].lessons
+    if lessons is None:
+        return ""
+    return (
+        f"Before that it had {lessons.n_updates:,} updates of lessons, in "
+        f"{row['lessons']['cpu_seconds']:.0f} more seconds (`benchmarks/recall_lessons.py`): texts "
+        "about two people at first and all twelve in the end, in which only answers are scored. "
     )
 
 
@@ -211,6 +323,24 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
     return markdown(lines)
 
 
+def plot(rows: dict[str, dict[str, Any]], path: Path = PLOT) -> None:
+    """Draw right answers by the number of words since the answer was told, see :func:`right_after`."""
+    import plots
+
+    figure, (axes,) = plots.panels(1, 3.2)
+    words = [4 * between + 3 for between in BETWEEN]
+    for row in rows.values():
+        name = row["architecture"]
+        axes.plot(words, [100 * share for share in row["curve"]], label=name, **plots.look(name))
+    axes.axhline(100 / len(PLACES), color="gray", linewidth=0.8)
+    axes.annotate("guessing", (0, 100 / len(PLACES) + 2), va="bottom")
+    axes.set_xlabel("words since the answer was told")
+    axes.set_ylabel("right answers, %")
+    axes.set_ylim(0, 104)
+    plots.name_lines(figure, axes)
+    plots.save(figure, path)
+
+
 def main() -> None:
     parser = timing.parser(__doc__)
     parser.add_argument("--work", type=Path, default=Path("runs/recall"), help="where to train")
@@ -219,7 +349,7 @@ def main() -> None:
     torch.set_num_threads(1)
     options.work.mkdir(parents=True, exist_ok=True)
     for name in options.only:
-        if not trained(name, config_of(name), options.work):
+        if not trained(name, config_of(name), options.work, taught(name, options.work)):
             return
         near, *far = shares(answers(memspan.load(options.work / name)))
         if near < LEARNED:
@@ -232,6 +362,7 @@ def main() -> None:
         RESULTS.write_text(json.dumps(found, indent=1) + "\n")
         (TRAINED / name / "README.md").write_text(card(name, row))
         print(table(found))
+        plot(found)
 
 
 if __name__ == "__main__":

@@ -117,10 +117,11 @@ def config_of(name: str, work: Path) -> RunConfig[Any]:
     return dataclasses.replace(preset, model=model, train=loop, data=data)
 
 
-def trained(name: str, config: RunConfig[Any], work: Path) -> bool:
+def trained(name: str, config: RunConfig[Any], work: Path, init_from: Path | None = None) -> bool:
     """Train the run in ``work``, or go on with it; whether it is finished.
 
-    CPU seconds are added up in a file beside it.
+    Its weights begin as those of the run ``init_from``, if any. CPU seconds are added up in a file
+    beside it.
     """
     folder = work / name
     spent = work / f"{name}.seconds"
@@ -131,7 +132,7 @@ def trained(name: str, config: RunConfig[Any], work: Path) -> bool:
     if begun:
         memspan.resume(folder, console=Console())
     else:
-        memspan.train(config, folder, console=Console())
+        memspan.train(config, folder, init_from=init_from, console=Console())
     before = float(spent.read_text()) if begun and spent.is_file() else 0.0
     spent.write_text(f"{before + time.process_time() - start:.1f}\n")
     return checkpoints.latest(folder).state["step"] >= config.train.steps

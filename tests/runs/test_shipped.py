@@ -85,9 +85,14 @@ def test_a_run_that_recalls_answers_as_its_card_says(name: str) -> None:
     assert run.config.model == config.model
     assert (run.step, run.config.optim) == (config.train.steps, config.optim)
     assert (run.folder / WEIGHTS).stat().st_size == row["bytes"]
+    assert run.config.train.segment_length == config.train.segment_length
     found = shipped_recall.answers(run, 1000)
     near = [right for back, right in found if back <= shipped_recall.EDGES[1]]
     assert sum(near) / len(near) == pytest.approx(row["right"][0], abs=0.05)
+    # Near questions from an empty memory, and those far beyond every edge but that of matrices.
+    for between, tolerance in ((4, 0.03), (48, 0.06)):
+        stored = row["curve"][shipped_recall.BETWEEN.index(between)]
+        assert shipped_recall.right_after(run, between) == pytest.approx(stored, abs=tolerance)
     prompt = "Tom is in Rome. Tom is in Pisa. It rains. Where is Tom?"
     assert memspan.generate(run, prompt, tokens=1).text.strip() == "Pisa."
 
