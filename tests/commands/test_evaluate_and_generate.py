@@ -176,6 +176,17 @@ def test_a_prompt_may_come_from_standard_input(
     os.close(start)
 
 
+@pytest.mark.parametrize("name", ["--prompt", "--prompt-file", "--stop"])
+def test_an_option_that_would_replace_itself_is_refused(
+    name: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["generate", "run", name, "one", f"{name.replace('t-f', 't_f')}=two"])
+    error = capsys.readouterr().err
+    assert error.startswith(f"memspan: {name} is given more than once: ")
+    assert error.count("\n") == 1
+
+
 def test_prints_samples_as_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write = ["generate", "run", "--prompt", "ab", "--tokens", "9", "--seed", "1", "--samples", "2"]
     found = json.loads(printed(capsys, *write, "--json"))

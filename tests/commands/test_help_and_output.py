@@ -19,6 +19,7 @@ import pytest
 from command_line import SMALL, TEXT, printed
 from memspan.lab import cli
 from memspan.lab.data.named import list_corpora
+from memspan.lab.runs.folder import SHIPPED
 from memspan.lab.runs.options import PRESETS, read_config
 from memspan.models.registry import MODELS
 
@@ -63,6 +64,13 @@ def test_help_and_refusals_do_without_torch(run: Path) -> None:
     assert done.stdout.count("usage: memspan") == 1 + len(cli.VERBS)
     said = " ".join(done.stdout.replace("│", " ").split())
     assert all(name in said for name in PRESETS)
+
+
+def test_help_names_the_runs_that_come_with_memspan(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert set(SHIPPED) <= {word.strip(",") for line in lines for word in line.split()}
+    assert max(map(len, lines)) <= 80
 
 
 @pytest.mark.parametrize("verb", [*cli.VERBS[:-1], "data prepare"])
@@ -137,7 +145,21 @@ def test_any_output_encoding_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
     characters = ["--data.tokenizer", "characters"]
     cli.main(["train", "--data.corpus", "text.txt", "--out", "run", *SMALL, *characters])
     cli.main(["generate", "run", "--prompt", "☃", "--tokens", "9"])
-    assert b"?" in output.buffer.getvalue()  # type: ignore[attr-defined]
+    assert rb"\u2603" in output.buffer.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.processes
+def test_an_ascii_locale_names_the_characters_that_it_lacks(run: Path) -> None:
+    """Arguments come as bytes behind surrogates there."""
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    line = [sys.executable, "-m", "memspan", "generate", "run", "--tokens", "2", "--prompt", "Café"]
+
+    def said(*more: str) -> bytes:
+        environment = os.environ | ascii_only
+        return subprocess.run([*line, *more], env=environment, capture_output=True).stdout
+
+    assert said().startswith(rb"Caf\xe9")
+    assert json.loads(said("--json"))["prompt"] == "Café"
 
 
 def test_reports_skipped_files_and_encodings(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ import importlib
 import io
 import logging
 import sys
+import textwrap
 import traceback
 
 from memspan import __version__
@@ -56,8 +57,8 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in arguments
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A model may write characters that the terminal's encoding does not have.
-        sys.stdout.reconfigure(errors="replace")
+        # A model may write characters that the terminal's encoding does not have: é in ASCII is \xe9.
+        sys.stdout.reconfigure(errors="backslashreplace")
     # Warnings that belong beside the result.
     notices = _Notices()
     notices.setFormatter(logging.Formatter("memspan: %(message)s"))
@@ -120,7 +121,11 @@ def _refusal_of_the_system(error: Exception) -> str | None:
 def _dispatch(arguments: list[str]) -> None:
     verb, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     if verb in ("-h", "--help"):
-        print(USAGE, end="")
+        from memspan.lab.runs.folder import SHIPPED
+
+        names = textwrap.fill(", ".join(SHIPPED), 76, break_on_hyphens=False)
+        print(f"{USAGE}\nRUN is a run's folder, or one of these, which come with memspan:")
+        print(textwrap.indent(names, "  "))
     elif verb == "--version":
         from memspan.native.status import status
 

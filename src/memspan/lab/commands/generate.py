@@ -63,6 +63,12 @@ class GenerateArguments(ReadingArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.prompt is not None:
+            from memspan.lab.data.tokenizers.base import bytes_of
+
+            # In an ASCII locale arguments are bytes behind surrogates.
+            prompt = bytes_of(self.prompt).decode("utf-8", errors="surrogateescape")
+            object.__setattr__(self, "prompt", prompt)
         filters = (self.sampling.top_k, self.sampling.top_p, self.sampling.min_p)
         if self.greedy and filters != (None, None, None):
             raise MemspanError(
@@ -74,8 +80,20 @@ class GenerateArguments(ReadingArguments):
             )
 
 
+GIVEN_ONCE = {
+    "--prompt": "run it once for each",
+    "--prompt-file": "join the files, as in: cat FILES | memspan generate RUN --prompt-file -",
+    "--stop": "give all texts after one, as in --stop A B",
+}
+"""Options of which the parser would take the last -> the remedy."""
+
+
 def generate(arguments: list[str]) -> None:
     """Run the verb with ``arguments``."""
+    names = [each.partition("=")[0].replace("_", "-") for each in arguments]
+    for name, remedy in GIVEN_ONCE.items():
+        if names.count(name) > 1:
+            raise MemspanError(f"{name} is given more than once: {remedy}")
     options = parsed(
         with_architectures(GenerateArguments, "reader_options"), arguments, "memspan generate"
     )
