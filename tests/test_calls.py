@@ -101,14 +101,12 @@ MISTAKES: dict[str, Callable[[], object]] = {
     "generate has no top_k: write sampling=": lambda: call.generate(RUN, top_k=5),
     "generate has no max_tokens: perhaps tokens is meant": lambda: call.generate(RUN, max_tokens=5),
     "generate has no max_new_tokens: perhaps tokens": lambda: call.generate(RUN, max_new_tokens=5),
-    "token is not an option of a transformer-xl: perhaps tokens": lambda: call.generate(
-        RUN, token=5
-    ),
+    "token is not an option of transformer-xl: perhaps tokens": lambda: call.generate(RUN, token=5),
     "perhaps memory_length is meant": lambda: call.evaluate(RUN, memory_lenght=5),
     "evaluate has no texts: perhaps corpus is meant": lambda: call.evaluate(RUN, texts=3),
     "evaluate has no text: perhaps corpus is meant": lambda: call.evaluate(RUN, text="a"),
     "generate has no texts: perhaps prompt is meant": lambda: call.generate(RUN, texts=["a"]),
-    "frobnicate is not an option of a transformer-xl: leave it out": lambda: call.generate(
+    "frobnicate is not an option of transformer-xl: leave it out": lambda: call.generate(
         RUN, frobnicate=5
     ),
     "evaluate has no dataset: perhaps corpus is meant": lambda: call.evaluate(RUN, dataset="a"),

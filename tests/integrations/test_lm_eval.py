@@ -191,7 +191,7 @@ def of_a_task(kind: str, *request: Any) -> Any:
 MISTAKES: dict[str, Callable[[], Any]] = {
     "say which run to evaluate: run=FOLDER": lambda: MemspanLM(),
     "no run at nothere": lambda: MemspanLM("nothere"),
-    "memory_lenght is not an option of a": lambda: MemspanLM("shakespeare", memory_lenght=3),
+    "memory_lenght is not an option of ": lambda: MemspanLM("shakespeare", memory_lenght=3),
     "batch_size must be a number, at least 1": lambda: MemspanLM("shakespeare", "auto"),
     "there is no device 'gpu' here": lambda: MemspanLM("shakespeare", device="gpu"),
     "there is nothing to score after 'Memory'": lambda: of_a_task("loglikelihood", "Memory", ""),

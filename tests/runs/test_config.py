@@ -14,7 +14,8 @@ from memspan.errors import MemspanError
 from memspan.lab.runs.options import PRESETS, RunConfig, read_config
 from memspan.lab.sampling import Sampling
 from memspan.lab.training.options import OptimConfig, TrainConfig
-from memspan.models import LanguageModel
+from memspan.models import LanguageModel, registry
+from memspan.models.options import BackboneConfig
 from memspan.models.registry import MODELS
 
 HINTS = typing.get_type_hints(RunConfig).values()
@@ -115,3 +116,23 @@ def test_headers_say_what_is_known(name: str) -> None:
     # So that a dry run needs no text.
     data = read_config(PRESETS[name]).data
     assert data.tokenizer == "bytes" or data.vocab_size is not None
+
+
+def test_a_cell_that_registers_an_architecture_may_be_run_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registry, "MODELS", dict(MODELS))
+
+    def cell(name: str = "Own") -> type[BackboneConfig]:
+        made = type(name, (BackboneConfig,), {"__module__": "__main__", "__qualname__": name})
+        registry.register("own", made)
+        return made
+
+    cell()
+    latest = cell()
+    assert registry.MODELS["own"] is latest
+    with pytest.raises(MemspanError, match="there is an architecture 'own' already"):
+        cell("Other")
+    with pytest.raises(MemspanError, match="there is an architecture 'lstm' already"):
+        registry.register("lstm", latest)
+    assert registry.MODELS["own"] is latest

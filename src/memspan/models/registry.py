@@ -56,6 +56,8 @@ def load_plugins() -> None:
 def register(name: str, config: type[BackboneConfig]) -> None:
     """Add an architecture of your own, for ``--model NAME`` and for run folders that name it.
 
+    A class of the same name and module replaces the one before, so a notebook's cell can be run again.
+
     Args:
         name: lower-case words joined by hyphens.
         config: a frozen dataclass that inherits from :class:`~memspan.models.BackboneConfig`.
@@ -63,5 +65,7 @@ def register(name: str, config: type[BackboneConfig]) -> None:
     Raises:
         MemspanError: the name is taken by another architecture.
     """
-    if MODELS.setdefault(name, config) is not config:
+    known = MODELS.setdefault(name, config)
+    if (known.__module__, known.__qualname__) != (config.__module__, config.__qualname__):
         raise MemspanError(f"there is an architecture {name!r} already: register yours as another")
+    MODELS[name] = config

@@ -228,8 +228,8 @@ def begin_with(arguments: list[str]) -> RunConfig[BackboneConfig]:
         config = load_config(Path(given.resume))
         if given.model not in (None, config.architecture):
             raise MemspanError(
-                f"{given.resume} is a {config.architecture}: drop --model {given.model}, or start a "
-                "new run"
+                f"{given.resume} is of architecture {config.architecture}: drop --model "
+                f"{given.model}, or start a new run"
             )
         return config
     if given.preset is not None:

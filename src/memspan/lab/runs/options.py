@@ -67,7 +67,7 @@ class RunConfig(Options, Generic[ModelConfig]):
             meant = [name for name, each in MODELS.items() if type(self.model) is each]
             remedy = f"set architecture={meant[0]!r}" if meant else "change one of them"
             raise MemspanError(
-                f"architecture {self.architecture} goes with a {kind.__name__}, not a "
+                f"architecture {self.architecture} goes with {kind.__name__}, not "
                 f"{type(self.model).__name__}: {remedy}"
             )
         if self.optim.compression_learning_rate != 1 and not kind.has_auxiliary_parameters:

@@ -195,7 +195,7 @@ def options_of(
         name = min(given)
         near = nearest(name, known)
         raise MemspanError(
-            f"{name} is not an option of a {run.config.architecture}: "
+            f"{name} is not an option of {run.config.architecture}: "
             + (f"perhaps {near} is meant" if near else "leave it out")
         )
     return parts[0], parts[1]

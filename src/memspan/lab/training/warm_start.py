@@ -85,8 +85,8 @@ def initialise_from(model: LanguageModel, tokenizer: Tokenizer, source: Run) -> 
         taken = model.backbone.taken_from(source.model.backbone)
         if taken is None:
             raise MemspanError(
-                f"{source.folder} is a {source.config.architecture}, whose weights mean nothing here: "
-                f"--init-from takes {ours.starts_from}"
+                f"{source.folder} is of architecture {source.config.architecture}, whose weights mean "
+                f"nothing here: --init-from takes {ours.starts_from}"
             )
         found = {n: t for n, t in source.model.state_dict().items() if "backbone." not in n}
         found |= {f"backbone.{n}": t for n, t in taken.items()}
