@@ -28,8 +28,8 @@ WAIT = 100
 """Least number of updates between two changes of the number of people."""
 WARMUP = 50
 TOGETHER = 8
-"""Updates that read on, once there are all people; then all rows begin anew, from an empty memory, as
-a user's text does."""
+"""Updates that read on; then all rows begin anew, from an empty memory, as a user's text does. That is
+harder, so most runs do so only when there are all people."""
 NOT_SCORED = -100
 
 
@@ -96,7 +96,9 @@ class Scenes:
         return ids[:, :-1], torch.where(asks[:, :-1] > 0, ids[:, 1:], NOT_SCORED)
 
 
-def teach(run: Run, n_updates: int, learning_rate: float, good_enough: float) -> dict[str, Any]:
+def teach(
+    run: Run, n_updates: int, learning_rate: float, good_enough: float, anew: bool
+) -> dict[str, Any]:
     """Train a run's model on scenes, in place.
 
     The learning rate is constant for half of the updates, then falls to a twentieth.
@@ -106,6 +108,7 @@ def teach(run: Run, n_updates: int, learning_rate: float, good_enough: float) ->
         n_updates: number of updates.
         learning_rate: AdamW's.
         good_enough: mean loss of answers, in nats, below which there are more people.
+        anew: let rows begin anew from the first update on, not only when there are all people.
 
     Returns:
         The most people in a scene, and the last loss.
@@ -122,7 +125,8 @@ def teach(run: Run, n_updates: int, learning_rate: float, good_enough: float) ->
     changed = 0
     model.train()
     for update in range(n_updates):
-        if memory is None or (scenes.people == len(NAMES) and update % TOGETHER == 0):
+        begins = anew or scenes.people == len(NAMES)
+        if memory is None or (begins and update % TOGETHER == 0):
             scenes.begin()
             memory = model.initial_memory(options.batch_size)
         words, answers = scenes.next(options.segment_length)

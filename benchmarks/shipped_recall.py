@@ -64,6 +64,7 @@ class Lessons:
     n_updates: int
     learning_rate: float
     good_enough: float = 0.3
+    anew: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +101,7 @@ RECIPES = {
         LAYERS
         | {"memory_length": 32, "compressed_length": 32, "compression_rate": 2}
         | LEARNED_POSITIONS,
-        Lessons(10_000, 3e-3, 0.45),
+        Lessons(10_000, 3e-3, 0.45, anew=True),
     ),
     "recall-feedback": Recipe(
         "feedback", 2000, 2e-3, 64, LAYERS | {"memory_length": 64}, Lessons(6000, 2e-3)
