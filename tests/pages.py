@@ -12,7 +12,10 @@ from memspan.lab import cli
 
 def blocks(page: Path) -> list[tuple[str, str]]:
     """Language and text of the fenced blocks that are to be run."""
-    return re.findall(r"^```(python|sh)\n(.*?)^```", page.read_text(encoding="utf-8"), re.S | re.M)
+    text = page.read_text(encoding="utf-8")
+    found = re.findall(r"^```(python|sh)\n(.*?)^```", text, re.S | re.M)
+    # A command may go on in the next line.
+    return [(language, re.sub(r" \\\n *", " ", block)) for language, block in found]
 
 
 def run(page: Path) -> dict[str, Any]:

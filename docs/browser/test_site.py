@@ -86,6 +86,22 @@ def test_no_page_is_wider_than_the_screen(page: Page) -> None:
     assert not wide
 
 
+def test_code_fits_beside_the_contents(page: Page) -> None:
+    """A hundred characters in a line, and examples of the reference and of main pages have no more."""
+    long = []
+    main = {"path.html", "readme.html", "today.html", "tutorial.html", "guides/own-data.html"}
+    for name in [name for name in WRITTEN if name in main or name.startswith("reference/")]:
+        for width in (1024, 1440):
+            visit(page, name, width)
+            long += page.eval_on_selector_all(
+                "article > :is(.language-python, .language-sh) > pre > code",
+                """(all, name) => all.filter(e => e.scrollWidth > e.clientWidth + 1)
+                  .map(e => `${name}: ${e.innerText.slice(0, 60)}`)""",
+                name,
+            )
+    assert not long
+
+
 def test_scripts_take_half_a_second_at_most(page: Page) -> None:
     """On a busy machine the best of three visits counts."""
     session = page.context.new_cdp_session(page)

@@ -43,8 +43,9 @@ def segments(embedding, read, empty, length=8, carry=True):
 
 
 def learn(read, layers, empty, rounds=10, rate=0.01):
-    """Train `layers` of `read`, which maps vectors [T, D] and a memory to the same and a loss: with its
-    memory carried, and once more from the same start with memory emptied at every segment."""
+    """Train `layers` of `read`, which maps vectors [T, D] and a memory to the same and a loss:
+    with its memory carried, and once more from the same start with memory emptied at every
+    segment."""
     torch.set_num_threads(1)  # For products this small, more threads only wait for each other.
     embedding = matrix(len(LETTERS), layers[0]["output"].shape[1])
     weights = [embedding, *leaves(layers)]
