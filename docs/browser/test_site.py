@@ -102,6 +102,14 @@ def test_code_fits_beside_the_contents(page: Page) -> None:
     assert not long
 
 
+def test_on_a_phone_lines_of_python_stay_whole(page: Page) -> None:
+    visit(page, "path.html", PHONE)
+    wraps = "all => all.map(e => getComputedStyle(e).whiteSpace)"
+    assert {*page.eval_on_selector_all(".language-python > pre > code", wraps)} == {"pre"}
+    visit(page, "guides/own-data.html", PHONE)
+    assert {*page.eval_on_selector_all(".language-sh > pre > code", wraps)} == {"pre-wrap"}
+
+
 def test_scripts_take_half_a_second_at_most(page: Page) -> None:
     """On a busy machine the best of three visits counts."""
     session = page.context.new_cdp_session(page)
