@@ -155,7 +155,7 @@ def test_edges_are_where_counting_ends(layers: int, slots: int, segment: int) ->
     script = f"JSON.stringify(edges({json.dumps(sizes)}))"
     edges = json.loads(str(engine(*figures.SCRIPTS).eval(script)))
     for name in ("transformer-xl", "compressive-convolution"):
-        assert edges[name][-1] == ["layers", 1001 * segment - first]
+        assert edges[name][-1] == ["layers", 1001 * segment - 1 - first]
 
 
 @pytest.mark.parametrize("name", PAGES)
