@@ -112,8 +112,8 @@ def test_training_and_evaluation_say_what_is_unknown(
     assert {r["validation_unknown_share"] for r in validations} == {scores["unknown_share"]}
     (last,) = records("train_bits_per_byte")
     assert (last["train_bits_per_byte"] is None) == in_training
-    # Training and validation, both in nats per token.
-    assert [len(drawn.args[1]) for drawn in plot.call_args_list] == [1, 2]
+    # Training, validation and the two scores at the end, all in nats per token.
+    assert [len(drawn.args[1]) for drawn in plot.call_args_list] == [1, 2, 1, 1]
 
     cli.main(["evaluate", "run"])
     said = capsys.readouterr().out

@@ -346,7 +346,7 @@ def plot(
                 (marked or {}).items() if axes.lines else (), "*X", strict=False
             ):
                 value = getattr(end, unit)
-                axes.plot(reached, value, marker, markersize=9, label=f"{label}: {value:.3f}")
+                axes.plot([reached], [value], marker, markersize=9, label=f"{label}: {value:.3f}")
             axes.set(xlabel="tokens read", ylabel=ylabel, title=folder.name)
             axes.xaxis.set_major_formatter("{x:,.0f}")
             if axes.lines:
