@@ -59,7 +59,7 @@ MISTAKES = {
     "train --resume run --train.seed 5": "--train.seed cannot change",
     "train --resume run --train.evaluate-tokens 9": "the best score so far is of those tokens",
     "train --resume run --model.memory-length 6": "--model.memory-length cannot change from 8 to 6",
-    "train --resume run --model feedback": "run is of architecture transformer-xl: drop --model feedback",
+    "train --resume run --model feedback": "is of architecture transformer-xl: drop --model feedback",
     "train --resume run --out other": "drop --out",
     "train --resume run --preset p.toml": "drop --preset",
     "train --resume run --data.corpus nowhere.txt": (

@@ -314,13 +314,14 @@ def plot(
         MemspanError: matplotlib is not installed, or fails; the disk is full.
     """
     records = read(folder / "metrics.jsonl")
+    scored = {label: end for label, end in (ends or {}).items() if end}
     pictures = []
 
     def draw(
         name: str,
         lines: dict[str, tuple[str, dict[str, Any]]],
         ylabel: str,
-        marked: Mapping[str, Scores] | None = None,
+        marked: Mapping[str, Scores],
     ) -> None:
         """``lines``: label -> start of the records' keys, whose mean is drawn, and style."""
 
@@ -342,11 +343,14 @@ def plot(
                     )  # fmt: skip
             reached = max((r["tokens"] for r in records if r.get("tokens") is not None), default=0)
             # Nothing was measured before, so no line leads there.
-            for (label, end), marker in zip(
-                (marked or {}).items() if axes.lines else (), "*X", strict=False
-            ):
+            for (label, end), marker in zip(marked.items(), "oX", strict=False):
                 value = getattr(end, unit)
-                axes.plot([reached], [value], marker, markersize=9, label=f"{label}: {value:.3f}")
+                look: dict[str, Any] = {
+                    "markersize": 10,
+                    "fillstyle": "none",
+                    "label": f"{label}: {value:.3f}",
+                }
+                axes.plot([reached], [value], marker, **look)
             axes.set(xlabel="tokens read", ylabel=ylabel, title=folder.name)
             axes.xaxis.set_major_formatter("{x:,.0f}")
             if axes.lines:
@@ -359,17 +363,16 @@ def plot(
     kinds = ("train", "validation")
     # One unit for both lines.
     without_bits = any(r.get(f"{kind}_bits_per_byte", 0) is None for r in records for kind in kinds)
-    without_bits |= any(end.bits_per_byte is None for end in (ends or {}).values() if end)
+    without_bits |= any(end.bits_per_byte is None for end in scored.values())
     unit = "nats_per_token" if without_bits else "bits_per_byte"
     losses: dict[str, tuple[str, dict[str, Any]]] = {
         "train": (f"train_{unit}", {"linewidth": 1, "color": FAINT}),
         RESULT: (f"validation_{unit}", {"marker": "o"}),
     }
-    scored = {label: end for label, end in (ends or {}).items() if end}
     draw("loss.png", losses, unit.replace("_", " "), scored)
     recorded = {key.split("/")[0] for record in records for key in record}
     for own in plots:
         if recorded.intersection(own.lines.values()):
             lines = {label: (key, {"marker": "o"}) for label, key in own.lines.items()}
-            draw(own.file, lines, own.ylabel)
+            draw(own.file, lines, own.ylabel, {})
     return pictures
