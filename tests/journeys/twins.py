@@ -25,6 +25,7 @@ RUNS = (*SHIPPED, *PRESETS, CONVERTED)
 OF_WORDS = {
     CONVERTED,
     *(name for name in PRESETS if read_config(PRESETS[name]).data.tokenizer != "bytes"),
+    *(name for name in SHIPPED if read_config(SHIPPED[name]).data.tokenizer != "bytes"),
 }
 """Runs that read UTF-8 alone."""
 
