@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -49,7 +50,7 @@ class MatrixConfig(HeadsConfig):
 
 
 @dataclass(frozen=True)
-class ConvolvedConfig(MatrixConfig):
+class ConvolvedConfig(MatrixConfig, ABC):
     """Options of a rule after a short convolution."""
 
     n_heads: int = 4
@@ -64,9 +65,9 @@ class ConvolvedConfig(MatrixConfig):
         at_least(1, self, "convolution")
 
     @property
+    @abstractmethod
     def widths(self) -> tuple[int, int, int]:
         """Widths of all queries, keys and values together."""
-        raise NotImplementedError
 
     @property
     def carried_inputs(self) -> tuple[int, int]:
