@@ -51,7 +51,7 @@ def test_there_is_one_for_each_paper_within_four_megabytes() -> None:
     assert table(ROWS) in guide
     assert shipped_recall.table(RECALLED) in guide
     floors = shipped_recall.floors()
-    known = f"all answers has {floors['all answers']:.2f}, one who knows no answer"
+    known = f"all answers would reach {floors['all answers']:.2f}, and one that knows no answer"
     assert f"{known} {floors['no answer']:.2f}." in " ".join(guide.split())
 
 
