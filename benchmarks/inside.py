@@ -11,7 +11,7 @@ alone is emptied every 64 bytes, for the head where that helps most.
 blind: nats per byte in one stream, memory emptied in scoring alone.
 
 decays: of the first 16,384 bytes, after how many bytes half of a head's matrix is left, by the mean
-logarithm of its decay, and the bytes after which least is left.
+logarithm of its decay, and the bytes that leave least of it.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def decays(length: int = 16_384) -> None:
         memory, calls = rule_calls(gated_delta_net, model, tokens, memory)
         found.append(torch.stack([call.kwargs["log_decay"][0] for call in calls]))
     often = [b for b in sorted({*text}) if text.count(b) >= length // 200]
-    rows = [["layer", "head", "half is left after", "mean decay", "least is left by"]]
+    rows = [["layer", "head", "half is left after", "mean decay", "bytes that leave least"]]
     for layer, heads in enumerate(torch.cat(found, 2), 1):
         for head, own in enumerate(heads, 1):
             by_byte = {b: own[torch.tensor([c == b for c in text])].mean().exp() for b in often}
