@@ -129,8 +129,9 @@ def test_words_continue_a_prompt_after_a_space() -> None:
 
 def test_reports_unknown_tokens_of_a_prompt(caplog: pytest.LogCaptureFixture) -> None:
     for kind, says in {
-        "characters": "3 of 8 tokens of the prompt are",
-        "words": "1 of 2 tokens",
+        "characters": "3 of 8 tokens of the prompt are unknown to the run's vocabulary (such as "
+        "'x', 'y', 'z'), and",
+        "words": "1 of 2 tokens of the prompt is unknown to the run's vocabulary (such as 'xyz'), and",
     }.items():
         tokenizer = train_tokenizer(kind, [b"a b c d"])
         config = CASES[ONE_OF_EACH["lstm"]].backbone

@@ -122,7 +122,7 @@ def _generate(options: Any) -> None:
         run, precision = options.open_run()
         writer = Writer(
             run,
-            _prompt(file, options.prompt),
+            _prompt(file, options.prompt) if options.prompt_file else options.prompt or "",
             sampling=dataclasses.replace(sampling, temperature=0) if options.greedy else sampling,
             log_probabilities=options.json,
             precision=precision,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from inspect import signature
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +27,8 @@ from memspan.models.sizes import refuse_oversized
 from memspan.native.waiting import sharing_cores
 from memspan.precision import Precision
 
+SHOWN = 3
+"""Unknown parts of a prompt that a warning names."""
 Prompt = str | Iterable[bytes]
 """A text, or the pieces of a long one."""
 
@@ -317,10 +319,12 @@ def _encoded(tokenizer: Tokenizer, prompt: Prompt) -> Iterator[np.ndarray]:
         n_unknown = n_unknown + tokenizer.count_unknown(ids)
         yield ids
     if n_unknown:
+        parts = tokenizer.unknown_parts(prompt) if isinstance(prompt, str) else iter(())
+        shown = ", ".join(repr(part[:20]) for part in islice(dict.fromkeys(parts), SHOWN))
         logging.getLogger("memspan").warning(
             f"{n_unknown:,} of {counted(n_tokens, 'token')} of the prompt "
-            f"{'is' if n_unknown == 1 else 'are'} unknown to the run's vocabulary, and read as one and "
-            "the same token"
+            f"{'is' if n_unknown == 1 else 'are'} unknown to the run's vocabulary"
+            f"{f' (such as {shown})' if shown else ''}, and read as one and the same token"
         )
 
 

@@ -94,6 +94,11 @@ class Tokenizer(ABC):
         pieces = (ids[i : i + COUNTED] for i in range(0, len(ids), COUNTED))
         return sum(int(np.count_nonzero(piece == self.unknown)) for piece in pieces)
 
+    def unknown_parts(self, text: str) -> Iterator[str]:
+        """The words or characters of ``text`` that are read as the unknown token, for messages; none if
+        the tokeniser cannot tell."""
+        return iter(())
+
     def alters(self, text: bytes, ids: np.ndarray) -> bool:
         """True if decoding the text's ``ids`` does not restore it, so that bits per byte would be those
         of another text. For words, white space does not count."""

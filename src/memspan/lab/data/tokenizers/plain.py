@@ -95,6 +95,9 @@ class CharacterTokenizer(Tokenizer):
             raise self._lacks(repr(chr(codes[ids.argmin()])))
         return ids.astype(self.dtype)
 
+    def unknown_parts(self, text: str) -> Iterator[str]:
+        return (character for character in text if character not in self.characters)
+
     @staticmethod
     def pieces(chunks: Iterable[bytes]) -> Iterator[bytes]:
         return (text.encode() for text in decoded(chunks))
@@ -149,6 +152,10 @@ class WordTokenizer(Tokenizer):
             return np.fromiter(map(self._ids.__getitem__, words), dtype=self.dtype)
         except KeyError as error:
             raise self._lacks(repr(error.args[0][:60])) from None
+
+    def unknown_parts(self, text: str) -> Iterator[str]:
+        words = split_words(text.lower() if self.lower_case else text)
+        return (word for word in words if word not in self._ids and word != END_OF_LINE)
 
     def decode(self, ids: Iterable[int] | np.ndarray) -> bytes:
         words = (self.words[i] for i in ids)
