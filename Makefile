@@ -117,7 +117,7 @@ figures: .venv .docs-venv ## write and draw docs/figures and docs/path anew, and
 	$(BIN)/python benchmarks/twelve_tokens.py
 	PYTHONPATH=docs .docs-venv/bin/python -m docsite figures
 
-house: .venv ## draw docs/house.svg anew: the rooms of the package and their lines
+house: .venv ## draw docs/house.svg anew: the modules of the package and their lines
 	$(BIN)/python benchmarks/house.py
 
 docs-test: docs ## look at the built site in headless Chromium, which must be installed

@@ -90,7 +90,7 @@ def drawn() -> str:
             '<desc id="desc">The layers of the package from top to bottom, with the lines of Python in '
             "each room. Imports go down only.</desc>",
             f"<style>\n{colours.block(set())}{STYLE}</style>",
-            '<text class="s" x="2" y="14">imports go down only; lines of Python in each room</text>',
+            '<text class="s" x="2" y="14">modules import only those below them; lines of Python</text>',
             f'<path class="line" d="M{x} 24V{y - 14}"/>',
             f'<path class="head" d="M{x - 6} {y - 16}h12l-6 10z"/>',
             *body,
