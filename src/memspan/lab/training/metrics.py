@@ -308,7 +308,7 @@ def plot(
     Args:
         folder: the run's.
         plots: the architecture's own.
-        ends: scores of the trained model by name, marked where the lines of ``loss.png`` end.
+        ends: scores of the trained model by name, marked beside the end of ``loss.png``'s lines.
 
     Raises:
         MemspanError: matplotlib is not installed, or fails; the disk is full.
@@ -326,6 +326,8 @@ def plot(
         """``lines``: label -> start of the records' keys, whose mean is drawn, and style."""
 
         def on(figure: Figure) -> None:
+            from matplotlib.transforms import offset_copy
+
             axes = figure.subplots()
             for label, (key, style) in lines.items():
                 points = []
@@ -334,21 +336,20 @@ def plot(
                     if values and None not in (record.get("tokens"), *values):
                         points.append((record["tokens"], sum(values) / len(values)))
                 if points:
-                    axes.plot(*zip(*points, strict=True), label=label, **style)
-                if points and label == RESULT:
-                    place = min(points, key=lambda point: point[1])
-                    axes.annotate(
-                        f"best: {place[1]:.3f}", place, (0, -16), textcoords="offset points",
-                        ha="right", weight="bold", color=axes.lines[-1].get_color(),
-                    )  # fmt: skip
+                    best = f", best {min(value for _, value in points):.3f}"
+                    named = label + (best if label == RESULT else "")
+                    axes.plot(*zip(*points, strict=True), label=named, **style)
             reached = max((r["tokens"] for r in records if r.get("tokens") is not None), default=0)
-            # Nothing was measured before, so no line leads there.
-            for (label, end), marker in zip(marked.items(), "oX", strict=False):
+            # Nothing was measured before, so no line leads there. They stand beside the lines' end
+            # and one another, which they would cover.
+            for (label, end), marker, aside in zip(marked.items(), "oX", (11, 24), strict=False):
                 value = getattr(end, unit)
                 look: dict[str, Any] = {
                     "markersize": 10,
                     "fillstyle": "none",
                     "label": f"{label}: {value:.3f}",
+                    "transform": offset_copy(axes.transData, figure, x=aside, units="points"),
+                    "clip_on": False,
                 }
                 axes.plot([reached], [value], marker, **look)
             axes.set(xlabel="tokens read", ylabel=ylabel, title=folder.name)
