@@ -11,6 +11,7 @@ from typing import NoReturn
 
 import pytest
 
+import compressed_recall
 import memspan
 import shipped_recall
 from command_line import refused
@@ -95,6 +96,26 @@ def test_a_run_that_recalls_answers_as_its_card_says(name: str) -> None:
         assert shipped_recall.right_after(run, between) == pytest.approx(stored, abs=tolerance)
     prompt = "Tom is in Rome. Tom is in Pisa. It rains. Where is Tom?"
     assert memspan.generate(run, prompt, tokens=1).text.strip() == "Pisa."
+
+
+def test_the_guide_says_where_compressed_facts_are_lost() -> None:
+    found = json.loads(compressed_recall.RESULTS.read_text())
+    own, first = found["a slot of its own"], found["a slot of its own, the text's first"]
+    guide = " ".join((DOCS / "guides" / "trained-runs.md").read_text().split())
+    full, empty = (
+        f"{100 * min(r.values()):.0f} to {100 * max(r.values()):.0f}" for r in (own, first)
+    )
+    assert f"{full} % of the answers are right there; with none, {empty} %" in guide
+    shares = [found[f"with the {how}"]["67"] for how in ("word before", "next fact's name")]
+    for share, about in zip(shares, ("right at 67 words)", ""), strict=True):
+        assert f"({100 * share:.0f} % {about}".rstrip() in guide
+    run = memspan.load("recall-compressive")
+    n_right = compressed_recall.n_right(run, 0, 12, compressed_recall.FIRST)
+    assert n_right / compressed_recall.FIRST == pytest.approx(first["51"], abs=0.02)
+    assert compressed_recall.n_right(run, 32, 12, 60) / 60 > first["51"] + 0.1
+    # "Kate is in Rome." begins a segment of 32, and is asked for in the next one but one.
+    assert compressed_recall.held(32, 16, 32) == "with the word before"
+    assert compressed_recall.held(33, 16, 32) == "with the next fact's name"
 
 
 def test_a_folder_of_that_name_comes_first() -> None:
