@@ -23,11 +23,39 @@ NOTEBOOKS = sorted(HERE.glob("*.ipynb"))
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_from_top_to_bottom(path: Path, tmp_path: Path) -> None:
     stored = json.loads(path.read_text())["cells"]
-    for before, cell in zip(stored, executed(path, tmp_path).cells, strict=True):
+    copy = tmp_path / path.name
+    copy.write_text(json.dumps(answered(json.loads(path.read_text()))))
+    for before, cell in zip(stored, executed(copy, tmp_path).cells, strict=True):
         kinds = [output["output_type"] for output in before.get("outputs", [])]
         assert [output.output_type for output in cell.get("outputs", [])] == kinds
         if path.stem != "tour":  # which trains, and writes what it samples
             assert numbers(cell) == pytest.approx(numbers(before), rel=0.05, abs=0.02)
+
+
+def answered(notebook: dict[str, Any]) -> dict[str, Any]:
+    """The notebook with the code of each answer in the empty cell that its question leaves."""
+    code = ""
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        if source.startswith("<details"):
+            (code,) = re.findall(r"^```python\n(.*?)^```$", source, flags=re.M | re.S)
+        elif source.startswith("# Your "):
+            assert cell["outputs"] == []
+            cell["source"], code = code, ""
+    assert not code
+    return notebook
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_every_question_has_an_answer_that_is_checked(path: Path) -> None:
+    cells = ["".join(cell["source"]) for cell in json.loads(path.read_text())["cells"]]
+    asked = [n for n, source in enumerate(cells) if source.startswith("**Your turn.**")]
+    assert asked or path.stem.startswith("exercises")
+    for n in asked:
+        answer = cells[n + 1]
+        assert answer.startswith("<details markdown>\n<summary>Answer</summary>\n\n")
+        assert answer.endswith("\n\n</details>")
+        assert "assert " in answer
 
 
 def numbers(cell: dict[str, Any]) -> list[float]:
