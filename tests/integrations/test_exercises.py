@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from IPython.core.inputtransformer2 import TransformerManager
 
 HERE = Path(__file__).parents[2] / "examples" / "notebooks"
 EXERCISES = {
@@ -66,7 +67,7 @@ def printed(name: str, written: str | None, capsys: pytest.CaptureFixture[str]) 
     at = next(i for i, text in enumerate(code) if text.startswith(f"# exercise: {name}\n"))
     for text in code[:at]:
         if not text.startswith("# exercise") and "\nmark(" not in text:
-            exec(text, space)
+            exec(TransformerManager().transform_cell(text), space)
     exec(code[at] if written is None else written, space)
     exec(code[at + 1], space)
     return capsys.readouterr().out

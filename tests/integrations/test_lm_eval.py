@@ -217,7 +217,7 @@ def test_the_guide_runs_without_a_network(own_folders: Path) -> None:
     shutil.copytree(ROOT / "examples" / "lm_eval", own_folders, dirs_exist_ok=True)
     assert Path("plays.yaml").read_text().endswith(page.split("```yaml\n")[1].split("```")[0])
     [python] = [block for language, block in blocks(GUIDE) if language == "python"]
-    [command] = re.findall(r"^python -P -m (.*)", page, re.M)
+    [command] = re.findall(r"^python -P -m (.*)", page.replace("\\\n", ""), re.M)
     then = f"import runpy, sys; sys.argv = {shlex.split(command)}"
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(own_folders)}
     program = f"{python}\n{then}; runpy.run_module(sys.argv[0], run_name='__main__')"

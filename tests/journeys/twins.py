@@ -15,7 +15,7 @@ from texts import prose
 import memspan
 import transfo_xl_folder
 from memspan.lab.runs.folder import SHIPPED
-from memspan.lab.runs.options import PRESETS, RunConfig, read_config, to_toml
+from memspan.lab.runs.options import PRESETS, RunConfig, load_config, read_config, to_toml
 
 SEGMENT_LENGTH = 16
 VOCABULARY = 20
@@ -25,7 +25,7 @@ RUNS = (*SHIPPED, *PRESETS, CONVERTED)
 OF_WORDS = {
     CONVERTED,
     *(name for name in PRESETS if read_config(PRESETS[name]).data.tokenizer != "bytes"),
-    *(name for name in SHIPPED if read_config(SHIPPED[name]).data.tokenizer != "bytes"),
+    *(name for name in SHIPPED if load_config(SHIPPED[name]).data.tokenizer != "bytes"),
 }
 """Runs that read UTF-8 alone."""
 
