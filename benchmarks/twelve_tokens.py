@@ -179,8 +179,8 @@ def of_slots(title: str, groups: list[tuple[str, str, list[list[Slots]]]]) -> st
         for i, token in enumerate(tokens):
             parts += _box("segment", x + 31 * i, y + height - 31, token)
         if not tokens:
-            parts.append(_text("s", x + 2, y + height - 12, "carried on"))
-        told.append(f"segment {' '.join(tokens)}." if tokens else "carried on.")
+            parts.append(_text("s", x + 2, y + height - 12, "passed on"))
+        told.append(f"segment {' '.join(tokens)}." if tokens else "passed on.")
         y += height + 9
     return _picture(title, " ".join(told), y, parts)
 
@@ -211,7 +211,7 @@ def of_matrix(title: str, shares: list[list[int]], alphas: list[int] | None = No
                 "s",
                 EDGE,
                 y + 15,
-                "\N{GREEK SMALL LETTER ALPHA}: left by each token of all before it, %",
+                "\N{GREEK SMALL LETTER ALPHA}: share of the past that each token keeps, %",
             )
         )
         for i, (token, alpha) in enumerate(zip(TOKENS, alphas, strict=True)):
@@ -228,18 +228,18 @@ PICTURES: dict[str, Callable[[], str]] = {
         [("memory", "memory", [slots_of("transformer-xl", "hidden", layer) for layer in (0, 1)])],
     ),
     "compressive": lambda: of_slots(
-        "Compressive: what leaves memory, two to a slot",
+        "Compressive: tokens that leave memory, two to a slot",
         [
             ("compressed", "compressed", [slots_of("compressive", "compressed", 0)]),
             ("memory", "memory", [slots_of("compressive", "hidden", 0)]),
         ],
     ),
     "feedback": lambda: of_slots(
-        "Feedback: vectors that have read one another",
+        "Feedback: each vector has read earlier ones",
         [("feedback", "memory vectors", [slots_of("feedback", "vectors")])],
     ),
     "sum": lambda: of_matrix("A sum: nothing leaves", left("sum")),
-    "delta": lambda: of_matrix("The delta rule: overwritten where keys meet", left("delta")),
+    "delta": lambda: of_matrix("The delta rule: similar keys overwrite", left("delta")),
     "gated-delta": lambda: of_matrix(
         "With a decay, old tokens fade", left("gated-delta"), decays("gated-delta")
     ),

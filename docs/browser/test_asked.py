@@ -57,7 +57,7 @@ def test_an_overwritten_fact_gives_little_to_the_answer(page: Page) -> None:
     figure.get_by_label("Where is").select_option("Tom")
     assert "Where is Tom? The model says Rome" in told.inner_text()
     figure.get_by_label("The text").fill("Kate is in Paris.")
-    assert "Words that it does not know: Paris" in told.inner_text()
+    assert "Unknown words: Paris" in told.inner_text()
 
 
 def test_it_fits_a_phone_and_answers_a_tap(page: Page) -> None:

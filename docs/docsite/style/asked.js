@@ -214,8 +214,8 @@ function tellAsked(data, state) {
   return [
     `Where is ${state.asked}? The model says ${word}, and is ${(100 * sure).toFixed(1)}\u00a0% sure.`,
     truth ? `The text says ${truth}.` : `The text has not said where ${state.asked} is.`,
-    parts.length ? `Of what the question read from memory came ${parts.join(" and ")}.` : "",
-    unknown.length ? `Words that it does not know: ${unknown.map(word => word.replace(/[.!?]+$/, "")).join(", ")}.` : "",
+    parts.length ? `Its reading from memory came ${parts.join(" and ")}.` : "",
+    unknown.length ? `Unknown words: ${unknown.map(word => word.replace(/[.!?]+$/, "")).join(", ")}.` : "",
   ].filter(Boolean).join(" ")
 }
 

@@ -116,7 +116,7 @@ function tellAttention(data, state) {
   if (!all.length) return begin + "nothing to attend to yet."
   return (
     `${begin}most attention goes to ${named.join("; ")}.` +
-    (shares.length > 1 ? ` In all: ${shares.join(", ")}.` : "") +
+    (shares.length > 1 ? ` In total: ${shares.join(", ")}.` : "") +
     tellSwap(data, state)
   )
 }
@@ -180,16 +180,16 @@ function drawMatrix(data, { token }) {
     shaded,
     letters(data, token, () => ""),
     now(data, token),
-    write("small", 12, y + 10, "shaded: how much of its write a key still reads"),
+    write("small", 12, y + 10, "shading: share of its write that a key still reads"),
     write("small", left, y + 36, `the key’s ${data.keys[0].length} ${data.decay ? "numbers" : "features"}`),
     cells([data.keys[token]], left, y + 42, size),
-    write("small", 12, top + 12, "what is"),
-    write("small", 12, top + 28, "written"),
+    write("small", 12, top + 12, "new"),
+    write("small", 12, top + 28, "write"),
     cells(data.written[token].map(x => [x]), left - 20, top, size, most),
     cells(matrix, left, top, size, most),
     write("small", right, top + 12, "matrix"),
     write("small", right, top + 28, "after it"),
-    data.decay ? [write("small", right, top + 60, "left before:"), write("small", right, top + 76, percent(100 * data.decay[token]))] : [],
+    data.decay ? [write("small", right, top + 60, "decay α:"), write("small", right, top + 76, percent(100 * data.decay[token]))] : [],
   ])
 }
 
@@ -197,8 +197,8 @@ function tellMatrix(data, { token }) {
   const half = data.kept[token].slice(0, -1).filter(share => share >= 50).length
   return (
     `After token ${token + 1}, “${letter(data.text[token])}”: of the ${token} tokens before it, ` +
-    `the keys of ${half} still read at least half of what they wrote.` +
-    (data.decay ? ` It left ${percent(100 * data.decay[token])} of the matrix before it wrote.` : "")
+    `${half} can still read at least half of what they wrote.` +
+    (data.decay ? ` Before it wrote, it decayed the matrix to ${percent(100 * data.decay[token])}.` : "")
   )
 }
 
@@ -254,7 +254,7 @@ function tellOverlap(data, state) {
   const share = x => percent(100 * x)
   return (
     `At ${state.angle}° and β = ${state.beta}: under the sum rule key 2 reads ${share(sum[1][1])} of B and still ${share(sum[1][0])} of A; ` +
-    `under the delta rule ${share(delta[1][1])} of B and ${share(delta[1][0])} of A, and of A key 1 has kept ${share(delta[0][0])}.`
+    `under the delta rule it reads ${share(delta[1][1])} of B and ${share(delta[1][0])} of A, and key 1 still reads ${share(delta[0][0])} of A.`
   )
 }
 
@@ -277,19 +277,19 @@ function chunkSteps({ k, q, v, beta, matrix }) {
   const reads = tril(multiply(q, transposed(k)), 0)
   const fromMatrix = multiply(q, matrix)
   return [
-    ["A = tril(ΦΦᵀ, −1)", "Which tokens of the chunk share features with earlier ones: only there can one write disturb another.",
+    ["A = tril(ΦΦᵀ, −1)", "A shows which tokens of the chunk share features with earlier ones. Only there can one write disturb another.",
       [["Φ", k], "→", ["A", a]]],
-    ["I + A diag(β)", "Each column is weighed by how strongly its token writes. Ones on the diagonal: it can always be solved.",
+    ["I + A diag(β)", "Each column is weighted by how strongly its token writes. With ones on the diagonal, the system can always be solved.",
       ["I +", ["A", a], "·", ["diag(β)", beta.map((x, i) => beta.map((_, j) => (i === j) * x))], "=", ["I + A diag(β)", system]]],
-    ["R = (I + A diag(β))⁻¹", "The inverse of a triangle is a triangle, found row by row. So far nothing depends on S: this is done for all chunks at once.",
+    ["R = (I + A diag(β))⁻¹", "The inverse of a triangular matrix is triangular, and is found row by row. Nothing so far depends on S, so it is computed for all chunks at once.",
       [["I + A diag(β)", system], "→", ["R", inverse]]],
-    ["V − ΦS", "What each token would have to correct if it were alone in the chunk: its value, less what its key reads from the old matrix.",
+    ["V − ΦS", "If a token were alone in the chunk, it would have to correct its value minus the output of its key from the old matrix.",
       [["V", v], "−", ["ΦS", old], "=", ["V − ΦS", missing]]],
-    ["Z = R (V − ΦS)", "What it has to correct after the tokens before it have written: all tokens of the chunk in one product.",
+    ["Z = R (V − ΦS)", "One product gives, for all tokens of the chunk, the correction that remains after the tokens before have written.",
       [["R", inverse], "·", ["V − ΦS", missing], "=", ["Z", z]]],
-    ["S′ = S + Φᵀ diag(β) Z", "All writes of the chunk are added to the matrix at once. The next chunk begins with S′.",
+    ["S′ = S + Φᵀ diag(β) Z", "All writes of the chunk are added to the matrix at once. The next chunk starts from S′.",
       [["S", matrix], "+", ["Φᵀ diag(β) Z", added], "=", ["S′", plus(matrix, added)]]],
-    ["Y = QS + tril(QΦᵀ) U", "With U = diag(β) Z, the outputs: what the queries read from the old matrix, and from the writes up to their own token.",
+    ["Y = QS + tril(QΦᵀ) U", "With U = diag(β) Z, each output is the sum of two readings by its query: from the old matrix, and from the writes up to its own token.",
       [["QS", fromMatrix], "+", ["tril(QΦᵀ)", reads], "·", ["U", u], "=", ["Y", plus(fromMatrix, multiply(reads, u))]]],
   ]
 }
@@ -381,9 +381,9 @@ function tellSpan(data, state) {
   const { M, T, C, c } = state
   const [xl, compressive] = Object.values(edges(state)).map(ends => number(ends.at(-1)[1]))
   return (
-    `Transformer-XL reaches ${number(M)} to ${number(M + T - 1)} tokens back, through its layers up to ${xl}; ` +
-    `Compressive ${number(M + c * C)} to ${number(M + c * C + T - 1)}, through its layers up to ${compressive}; ` +
-    `Feedback its span, ${number(M)}; a transformer without memory ${number(T - 1)} at most.`
+    `Transformer-XL reaches ${number(M)} to ${number(M + T - 1)} tokens back, through its layers up to ${xl}. ` +
+    `Compressive reaches ${number(M + c * C)} to ${number(M + c * C + T - 1)}, through its layers up to ${compressive}. ` +
+    `Feedback reaches its span, ${number(M)}, and a transformer without memory at most ${number(T - 1)}.`
   )
 }
 
