@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import pytest
 from built import PHONE, SITE, visit
@@ -198,6 +199,25 @@ def test_the_chunk_is_the_rule_token_by_token() -> None:
         _, drawn = step[2][-1]
         for row, wanted in zip(drawn, expected, strict=True):
             assert row == pytest.approx(wanted, abs=1e-9)
+
+
+def test_rows_of_the_chunk_have_the_letters_of_their_tokens() -> None:
+    data = figures.load("delta-rule")
+    script = engine(*figures.SCRIPTS)
+    for step in range(1, 8):
+        svg = script.eval(f"drawChunk({json.dumps(data)}, {{step: {step}}})")
+        letters = "".join(re.findall(r'class="letter"[^>]*>(.)<', svg))
+        # Rows of a memory are features.
+        assert letters == ("" if step == 6 else data["text"])
+
+
+def test_bars_below_zero_leave_room_for_the_names_of_their_keys() -> None:
+    script = engine(*figures.SCRIPTS)
+    svg = script.eval("drawOverlap({}, {angle: 180, beta: 1})")
+    bars = [float(x) for x in re.findall(r'<rect class="(?:first|second)" x="([\d.]+)"', svg)]
+    (named,) = {float(x) for x in re.findall(r'x="([\d.]+)"[^>]*>key \d<', svg)}
+    assert min(bars) >= named + 45
+    assert ">\N{MINUS SIGN}100" in svg
 
 
 def times(row: list[float], matrix: list[list[float]]) -> list[float]:

@@ -17,7 +17,7 @@ const svg = (height, parts) => tag(
 )
 const range = (from, to) => Array.from({ length: to - from + 1 }, (_, i) => from + i)
 // Adding 0 takes the sign off a zero.
-const number = x => (Math.round(x) + 0).toLocaleString("en")
+const number = x => (Math.round(x) + 0).toLocaleString("en").replace("-", "−")
 const percent = x => `${number(x)}\u00a0%`
 
 // Text, a cell for each token
@@ -227,13 +227,14 @@ function drawOverlap(data, state) {
     write("name", x + (radius + 16) * Math.cos(angle), y + 5 - (radius + 12) * Math.sin(angle), words),
   ]
   const reads = overlapReads(state)
-  const [left, unit] = [232, 90]
+  // Room for a bar to the left of zero, beside its key's name.
+  const [left, unit] = [288, 90]
   const bars = Object.entries(reads).map(([rule, both], i) => [
-    write("small", left - 60, 24 + 104 * i, `the ${rule} rule: what each key reads`),
+    write("small", 150, 24 + 104 * i, `the ${rule} rule: what each key reads`),
     both.map((shares, key) => {
       const top = 36 + 104 * i + 40 * key
       return [
-        write("small", left - 60, top + 19, `key ${key + 1}`),
+        write("small", 150, top + 19, `key ${key + 1}`),
         shares.map((share, value) => [
           rect(value ? "second" : "first", share < 0 ? left + unit * share : left, top + 15 * value, Math.abs(unit * share).toFixed(1), 13),
           write("small", left + unit * Math.max(share, 0) + 6, top + 12 + 15 * value, `${percent(100 * share)} of ${"AB"[value]}`),
@@ -302,9 +303,16 @@ function drawChunk(data, { step }) {
   const columns = matrices.reduce((sum, matrix) => sum + matrix[0].length, 0)
   const gap = 28
   const signs = gap * (terms.length - matrices.length)
-  const size = Math.min(14, Math.floor((WIDTH - 16 - signs) / columns))
+  const size = Math.min(16, Math.floor((WIDTH - 40 - signs) / columns))
   let x = (WIDTH - signs - size * columns) / 2
-  const [top, height] = [48, size * rows]
+  // Matrices of one shape hold the same kind of thing, so they share a scale.
+  const shape = matrix => `${matrix.length} ${matrix[0].length}`
+  const most = matrix => Math.max(...matrices.filter(other => shape(other) === shape(matrix)).map(largest))
+  const tokens = [...data.text]
+  const tall = rows === tokens.length ? 17 : size
+  const [top, height] = [48, tall * rows]
+  // Where there is one row for each token, its letter stands at the left, and the row is as high as the letter.
+  const letters = rows === tokens.length && tokens.map((token, i) => write("letter", x - 10, top + tall * (i + 1) - 3, letter(token)))
   const drawn = terms.map(term => {
     const at = x
     if (typeof term === "string") {
@@ -313,11 +321,11 @@ function drawChunk(data, { step }) {
     }
     const [name, matrix] = term
     const width = size * matrix[0].length
+    const y = top + (height - tall * matrix.length) / 2
     x += width
-    const y = top + (height - size * matrix.length) / 2
-    return [cells(matrix, at, y, size), write("name", at + width / 2, top + height + 20, name)]
+    return [cells(matrix, at, y, size, most(matrix), tall), write("name", at + width / 2, top + height + 20, name)]
   })
-  return svg(top + height + 34, [write("title", WIDTH / 2, 26, `${step}. ${equation}`), drawn])
+  return svg(top + height + 34, [write("title", WIDTH / 2, 26, `${step}. ${equation}`), letters || [], drawn])
 }
 
 const tellChunk = (data, { step }) => `Step ${step} of 7, tokens “${data.text}”. ${chunkSteps(data)[step - 1][1]}`
