@@ -23,18 +23,18 @@ memspan: models with memory, which read text of any length in constant memory
 
 usage: memspan VERB [OPTIONS]        memspan VERB --help explains every option
 
-  train              train a model; the defaults need no download, take minutes
+  train              train a model; the defaults take minutes and no download
   evaluate RUN       score a text: bits per byte or character, perplexity
   generate RUN       continue a prompt or a saved memory
-  measure TARGET ... how far back it remembers, with intervals
-  check TARGET       the laws of any model that carries state
+  measure TARGET ... measure how far back models remember
+  check TARGET       test the laws of any model that carries state
   export RUN         merge checkpoints of several processes, or write the run
                      for another library: --to transformers DIR
-  convert SOURCE OUT make a run from someone else's checkpoint
-  data list          the named corpora
+  convert SOURCE OUT turn another library's checkpoint into a run
+  data list          list the named corpora
   data prepare NAME  download and tokenise a corpus now
 
-  --version          print the version, and which loops in C are used
+  --version          print the version, and say which C loops are used
   --debug            show the traceback of an error
 """
 
@@ -124,7 +124,7 @@ def _dispatch(arguments: list[str]) -> None:
         from memspan.lab.runs.folder import SHIPPED
 
         names = textwrap.fill(", ".join(SHIPPED), 76, break_on_hyphens=False)
-        print(f"{USAGE}\nRUN is a run's folder, or one of these, which come with memspan:")
+        print(f"{USAGE}\nRUN is a run's folder, or one of these included runs:")
         print(textwrap.indent(names, "  "))
     elif verb == "--version":
         from memspan.native.status import status

@@ -17,13 +17,13 @@ class Sampling(Options):
     """Options of drawing the next token. The filters apply in the order of the fields."""
 
     temperature: float = 0.8
-    """Divides the logits: lower is safer, 0 always takes the likeliest token (greedy)."""
+    """Divides the logits: lower is less random, 0 always takes the most likely token (greedy)."""
     top_k: int | None = None
-    """Draw from the k likeliest tokens (None: all)."""
+    """Draw from the k most likely tokens (None: all)."""
     top_p: float | None = None
-    """Draw from the likeliest tokens that together have this probability (None: all)."""
+    """Draw from the most likely tokens that together have this probability (None: all)."""
     min_p: float | None = None
-    """Draw from the tokens at least this fraction as likely as the likeliest (None: all)."""
+    """Draw from tokens at least this fraction as likely as the most likely one (None: all)."""
     seed: int | None = None
     """Seed of the random numbers (None: different each time)."""
 

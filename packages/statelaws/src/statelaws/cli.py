@@ -22,7 +22,7 @@ DESCRIPTION = """\
 Check the laws of a model that carries state: that it reads a text the same however it is cut, that
 rows do not affect one another, and that padding, copies, roll-back and files leave the state correct.
 Each law holds, is broken (with the smallest case found), inconclusive, refused by the model, or not
-offered. The exit status is 1 if one is broken, 2 if none could be tried."""
+offered. The exit status is 1 if one is broken, 2 if none could be tested."""
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -25,7 +25,7 @@ class CheckArguments:
     correct.
 
     Each law holds, is broken (with the smallest case found), inconclusive, refused by the model, or not
-    offered. The exit status is 1 if one is broken, 2 if none could be tried.
+    offered. The exit status is 1 if one is broken, 2 if none could be tested.
     """
 
     target: Annotated[
@@ -43,9 +43,10 @@ class CheckArguments:
     """cpu, cuda, ...; auto: CUDA if available."""
     threads: OneThread = None
     json: str | None = None
-    """File for the report as JSON, which is replaced; -: standard output, instead of the table."""
+    """File for the report as JSON, replaced if it exists; -: standard output, instead of the
+    table."""
     scripts: Path | None = None
-    """Folder for scripts that show each broken law (None: they are in the JSON only)."""
+    """Folder for scripts that show each broken law (None: only the JSON has them)."""
     trust_remote_code: bool = False
     """Execute code that comes with a folder in transformers' format."""
     modules: Modules = ()

@@ -21,9 +21,9 @@ List the named corpora, or download and tokenise one before it is needed.
 usage: memspan data list [--json]
        memspan data prepare CORPUS [OPTIONS]
 
-  list     the named corpora: size, splits, and where each is or comes from
+  list     print the named corpora: size, splits, where each is or comes from
   prepare  put a corpus and its tokens into the cache, and print the number of
-           tokens in each split; training with the same tokeniser then begins
+           tokens in each split; training with the same tokeniser then starts
            at once. CORPUS is a named corpus; a file, a folder or a quoted glob
            of text, JSON Lines, CSV or Parquet; or hf:NAME, a data set on the
            hub
@@ -31,7 +31,7 @@ usage: memspan data list [--json]
 options of prepare; memspan data prepare --help explains each:
 
   --train TEXT [--validation TEXT] [--test TEXT]
-                   instead of CORPUS, a text for each split
+                   a text for each split, instead of CORPUS
   --tokenizer bytes|characters|words|subwords|PATH
                    unit of text that is a token
   --vocab-size N   largest vocabulary, for words and subwords

@@ -21,11 +21,11 @@ class ExportArguments:
     With --to, write the best weights so far for another library instead."""
 
     run: Annotated[Path, tyro.conf.Positional]
-    """Run folder; without --to, no trainer may be using it."""
+    """Run folder; without --to, it must not be in training."""
     to: Literal["transformers"] | None = None
-    """Write the new folder DIR for this library (None: merge checkpoints)."""
+    """Library to write the new folder DIR for (None: merge checkpoints)."""
     folder: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")] = None
-    """A new folder, with --to."""
+    """New folder to write, with --to."""
 
     def __post_init__(self) -> None:
         if self.to is not None and self.folder is None:

@@ -38,26 +38,26 @@ class GenerateArguments(ReadingArguments):
     prompt: str | None = None
     """Text to continue (None: a line break or, if the vocabulary has none, its first token)."""
     prompt_file: Path | None = None
-    """File whose text is read before the prompt, of any length; -: standard input."""
+    """File of any length, whose text is read before the prompt; -: standard input."""
     tokens: int = 400
-    """Tokens to write per sample (0: only read)."""
+    """Tokens to generate per sample (0: only read)."""
     samples: int = 1
-    """Continuations of the same prompt, written side by side."""
+    """Continuations of the same prompt, generated in parallel."""
     stop: tuple[str, ...] = ()
-    """Texts that end a sample; the one that ended it is left out."""
+    """Strings that end a sample; the one that ended it is left out."""
     sampling: Annotated[Sampling, tyro.conf.arg(name="")] = DEFAULT
     greedy: bool = False
-    """Always take the likeliest token, as with --temperature 0."""
+    """Always take the most likely token, as with --temperature 0."""
     cuda_graph: bool = False
     """Launch the pass of each token as one CUDA graph; not tried on a GPU yet."""
     memory: Path | None = None
     """Start from this saved memory instead of an empty one."""
     save_memory: Path | None = None
-    """Save the first sample's memory of all that was read and written to this file at the end."""
+    """At the end, save the first sample's memory of everything read and generated to this file."""
     json: bool = False
-    """Print one JSON object at the end: the run, the prompt (not --prompt-file's text), and each
-    sample's text, without the prompt, the ids of its tokens, and their log-probabilities in nats,
-    before temperature and filters."""
+    """Print one JSON object at the end: the run, the prompt (not --prompt-file's text), and for
+    each sample its text without the prompt, the ids of its tokens, and their log-probabilities in
+    nats, before temperature and filters."""
     force: bool = False
     """Let --save-memory overwrite a memory; other files are never overwritten."""
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class MeasureArguments(DeviceArguments):
     """Measure how far back trained models remember: the span of context that lowers their loss, the
     effect of a longer or shorter memory, how long they recall a random string, and where they attend.
-    For models that are not runs: the span and the strings.
+    Models that are not runs are measured for the span and the strings only.
 
     Writes measure.json and, with the extra plot, measure.png.
     """
@@ -35,8 +35,8 @@ class MeasureArguments(DeviceArguments):
         tyro.conf.arg(help=f"{TARGET_HELP} Several are compared."),
     ] = field(kw_only=True)
     corpus: str | None = None
-    """A named corpus, file, folder or glob; -: standard input (None: each run's own; for other models
-    tiny-shakespeare-held-out, which comes with memspan)."""
+    """A named corpus, file, folder or glob; -: standard input (None: each run's own; for other
+    models tiny-shakespeare-held-out, which is included)."""
     field: Field = None
     split: Split = "auto"
     longest: int = 2048
@@ -50,8 +50,8 @@ class MeasureArguments(DeviceArguments):
     trust_remote_code: bool = False
     """Execute code that comes with a folder in transformers' format."""
     out: Path | None = None
-    """Folder for the report (None: the first run's, or the current folder if that is not a run or comes
-    with memspan)."""
+    """Folder for the report (None: the first target's, or the current folder if that target is not
+    a run or is an included one)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

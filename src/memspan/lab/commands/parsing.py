@@ -67,8 +67,8 @@ Modules = Annotated[
 Split = Annotated[
     Literal["auto", "train", "validation", "test", "all"],
     tyro.conf.arg(
-        help="Part of the corpus; all: the whole text in order. auto: validation; for standard input "
-        "all."
+        help="Part of the corpus. all: the whole text in order. auto: validation, or all for standard "
+        "input."
     ),
 ]
 Field = Annotated[
@@ -80,17 +80,18 @@ Field = Annotated[
 ]
 RUN_HELP = (
     "Run folder, for its best weights; one of its checkpoints, such as RUN/checkpoints/step-750; or, "
-    f"if there is no such folder, a run that comes with memspan: {', '.join(SHIPPED)}."
+    f"if there is no such folder, an included run: {', '.join(SHIPPED)}."
 )
 TARGET_HELP = (
-    f"A run, by folder or by name ({', '.join(SHIPPED)}, which come with memspan); a run's checkpoint, "
+    f"A run, by its folder or, if it is included, by its name ({', '.join(SHIPPED)}); a checkpoint, "
     "such as RUN/checkpoints/step-750; a preset; a folder in transformers' format; transformers:TYPE, "
     "made small and random, such as transformers:mamba; or FILE.py:NAME or MODULE:NAME, a model or a "
     "function that makes one."
 )
 PRECISION_HELP = (
-    "Precision of matrix products: auto is float32. On a CPU without AVX-512 bfloat16 is slow, except "
-    f"for single tokens of {' and '.join(n for n, kind in MODELS.items() if kind.bfloat16_tokens)}, "
+    "Precision of matrix products; auto means float32. On a CPU without AVX-512, bfloat16 is slow, "
+    "except for single tokens of "
+    f"{' and '.join(n for n, kind in MODELS.items() if kind.bfloat16_tokens)}, "
     "which are faster if the model is large."
 )
 
@@ -103,7 +104,7 @@ class DeviceArguments:
     """auto, cpu, cuda, ..."""
     precision: Annotated[Products, tyro.conf.arg(help=PRECISION_HELP)] = "auto"
     matmul_precision: MatmulPrecision = "auto"
-    """Precision inside products of float32 (auto: as in training). See memspan train --help."""
+    """Precision of float32 matrix products (auto: as in training). See memspan train --help."""
     threads: Threads = None
 
     modules: Modules = ()

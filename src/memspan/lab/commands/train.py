@@ -58,15 +58,15 @@ class TrainArguments(Generic[M]):
     out: Path | None = None
     """Run folder to write (None: a new one in runs/)."""
     init_from: Path | None = None
-    """Initialise from this run or checkpoint, of the same architecture or another of the same width:
-    every weight that fits is copied, and listed. Without --preset, its model's options and its
-    tokeniser are copied as well."""
+    """Initialise from this run or checkpoint, of the same architecture or of another with the same
+    width: every weight that fits is copied and listed. Without --preset, its model options and its
+    tokeniser are copied, too."""
     resume: Path | None = None
-    """Run folder to continue, bit for bit. Options of training and of the optimiser, such as
+    """Run folder to continue, bit for bit. Training and optimiser options given with it, such as
     --train.steps, replace the run's from here on."""
     nproc: int = 1
-    """Processes on this machine, which share the rows of the batch equally. With --resume their number
-    may change. On several machines: torchrun -m memspan train."""
+    """Processes on this machine, which share the rows of the batch equally. With --resume, their
+    number may change. On several machines, use torchrun -m memspan train."""
     threads: Threads = None
     dry_run: bool = False
     """Do not train or write a folder; print parameters, memory per process, speed, disk and hours for

@@ -10,9 +10,9 @@ from memspan.errors import MemspanError, refuse_unknown
 
 KindName = Literal["transformers", "authors"]
 KIND_HELP = (
-    "Whose checkpoint it is (None: recognised by the folder's files). transformers: a folder such as "
-    "transfo-xl-wt103, or one that memspan exported. authors: from the PyTorch code of "
-    "Transformer-XL's authors."
+    "Origin of the checkpoint (None: recognised by the folder's files). transformers: a folder such as "
+    "transfo-xl-wt103, or one that memspan exported. authors: one from the PyTorch code "
+    "of Transformer-XL's authors."
 )
 
 

@@ -17,11 +17,11 @@ from memspan.errors import MemspanError
 TOKENIZERS = ("bytes", "characters", "words", "subwords", "ids")
 """Kinds of tokenisers that are made from a text."""
 TOKENIZER_HELP = (
-    "Tokeniser: bytes, characters, words or subwords (which need tokenizers), made from "
-    "the training text; ids, where the text is token ids (.npy, or decimal numbers); or an existing "
-    "tokenizer.json by its path: a run's, or one of the library tokenizers, whatever its model. Words "
-    "and characters outside the vocabulary become one unknown token; a text that contains it, or that "
-    "the tokeniser does not restore, is not scored in bits per byte."
+    "Tokeniser: bytes, characters, words or subwords (which need the library tokenizers), made from "
+    "the training text; ids, if the text is token ids (.npy, or decimal numbers); or the path of an "
+    "existing tokenizer.json, from a run or from the library tokenizers, with any model. Words and "
+    "characters outside the vocabulary become one unknown token; a text that contains it, or that the "
+    "tokeniser cannot restore, is not scored in bits per byte."
 )
 FIELD_HELP = (
     "Field or column that holds each record's text, in JSON Lines, JSON, CSV, Parquet and data sets; "
@@ -51,25 +51,25 @@ class DataConfig(Options):
 
     corpus: str | None = None
     """A named corpus (see `memspan data list`); a file, a folder or a quoted glob of text, also
-    compressed (.gz, .bz2, .xz, .zst, or a .zip with one file); records with a text each in JSON Lines
-    (.jsonl, .ndjson) or JSON (.json), also compressed; token ids in an array of NumPy (.npy); with the
-    extra datasets a table (.csv and .tsv, with column names in the first line, and .parquet), a folder
-    that Hugging Face's datasets saved, or hf:NAME, a data set on its hub. It is split for training,
-    validation and test. -: standard input, for a new run, which is kept in a file
-    next to the run's folder. None: two-plays, or what train names."""
+    compressed (.gz, .bz2, .xz, .zst, or a .zip with one file); records with one text each in JSON
+    Lines (.jsonl, .ndjson) or JSON (.json), also compressed; a NumPy array of token ids (.npy);
+    with the extra datasets, a table (.csv and .tsv with column names in the first line, and
+    .parquet), a folder saved by Hugging Face's datasets, or hf:NAME, a data set on its hub. It is
+    split for training, validation and test. -: standard input, for a new run; the text is kept in a
+    file next to the run's folder. None: two-plays, or the text that train names."""
     train: str | None = dataclass_field(default=None, kw_only=True)
-    """Instead of the corpus, the text to train on, named like a corpus: all of it or, of a named corpus
-    or data set, its split train; NAME#SPLIT takes another."""
+    """Text to train on, instead of corpus, and named like one: all of it or, for a named corpus or
+    data set, its train split; NAME#SPLIT takes another."""
     validation: str | None = dataclass_field(default=None, kw_only=True)
-    """The text to validate with; only with train (None: the end of train's text)."""
+    """Text to validate with; only with train (None: the end of train's text)."""
     test: str | None = dataclass_field(default=None, kw_only=True)
-    """A text for testing, as with `memspan evaluate --split test`; only with train."""
+    """Text for testing, as with `memspan evaluate --split test`; only with train."""
     tokenizer: Annotated[str, tyro.conf.arg(help=TOKENIZER_HELP)] = "bytes"
     vocab_size: int | None = None
-    """Largest vocabulary, for words and subwords (None: words 300,000, subwords 8,192); size of the
-    vocabulary, for ids (None: the largest id of the training split plus 1)."""
+    """For words and subwords, the largest vocabulary (None: 300,000 words, 8,192 subwords); for
+    ids, the size of the vocabulary (None: the largest id of the training split plus 1)."""
     document_reset: bool = False
-    """Read every document by itself, in training and evaluation: nothing before its first token is
+    """Read every document separately, in training and evaluation: nothing before its first token is
     visible, in the segment or in memory (off: memory is carried from document to document)."""
     field: Annotated[str, tyro.conf.arg(help=FIELD_HELP)] = "text"
 

@@ -25,9 +25,9 @@ class OptimConfig(Options):
     """Optimiser and learning-rate schedule."""
 
     optimiser: Literal["adamw", "muon", "sgd", "own"] = "adamw"
-    """adamw (with weight_decay 0: Adam); sgd; muon for the layers' weight matrices with adamw for all
-    else, which needs hardware that is fast at bfloat16; own, made by a function that is passed to
-    memspan.train in Python."""
+    """adamw (Adam if weight_decay is 0); sgd; muon for the layers' weight matrices and adamw for
+    everything else, which needs hardware with fast bfloat16; own: made by a function that is passed
+    to memspan.train in Python."""
     learning_rate: float = 2e-3
     """Peak learning rate, reached after warm-up."""
     min_learning_rate: float = 1e-4
@@ -35,12 +35,12 @@ class OptimConfig(Options):
     schedule: Literal["cosine", "linear", "warmup-stable-decay", "inverse-sqrt", "constant"] = (
         "cosine"
     )
-    """Shape of the learning rate after warm-up. warmup-stable-decay: constant, then linear decay in the
-    last decay_steps."""
+    """Shape of the learning rate after warm-up. warmup-stable-decay: constant, then linear decay
+    over the last decay_steps."""
     warmup_steps: int = 100
     """Steps of linear warm-up."""
     decay_steps: int | None = None
-    """Steps of warmup-stable-decay in which the learning rate falls (None: a fifth of all)."""
+    """Last steps, in which warmup-stable-decay lowers the learning rate (None: a fifth of all)."""
     weight_decay: float = 0.1
     """Decoupled weight decay, on matrices only; sgd adds it to their gradient."""
     beta1: float = 0.9
@@ -50,7 +50,7 @@ class OptimConfig(Options):
     clip_norm: float = 1.0
     """Clip the gradient to this norm (0: off)."""
     compression_learning_rate: float = 1.0
-    """Learning rate of the parameters that an auxiliary loss trains, compression functions, as a
+    """Learning rate of parameters that an auxiliary loss trains (compression functions), as a
     multiple of learning_rate. 0: they keep their initial values."""
 
     def __post_init__(self) -> None:
@@ -81,9 +81,9 @@ class TrainConfig(Options):
     """Updates to make. A run has one budget: this, max_tokens or epochs; it replaces that of a preset
     or of the run to resume."""
     max_tokens: int | None = None
-    """Instead of steps: training tokens to read over all rows, an upper limit."""
+    """Instead of steps: most training tokens to read, over all rows."""
     epochs: float | None = None
-    """Instead of steps: times to read the training text, rounded up to whole updates."""
+    """Instead of steps: number of times to read the training text, rounded up to whole updates."""
     batch_size: int = 12
     """Parallel streams of text, each with its own memory, B."""
     segment_length: int = 64
@@ -96,17 +96,17 @@ class TrainConfig(Options):
     accumulate: int = 1
     """Segments whose gradients are averaged into one update."""
     accumulate_later: int | None = None
-    """accumulate from step accumulate_from on, for larger effective batches late in training (None: no
-    change)."""
+    """Replaces accumulate from step accumulate_from on, for larger effective batches late in
+    training (None: no change)."""
     accumulate_from: int = 0
     """Step from which accumulate_later replaces accumulate."""
     gradient_segments: int = 1
     """Segments of an update through which gradients flow back via memory, at most accumulate; 1: they
     stop at a segment's start."""
     recompute: bool = False
-    """Activation checkpointing: each layer keeps only its inputs for the backward pass, and is computed
-    again there. It takes less memory and a third to a half more time, and changes no numbers; a run may
-    be resumed with it or without. For layers that read token by token it saves nothing within a
+    """Activation checkpointing: each layer keeps only its inputs, and is computed again in the
+    backward pass. It takes less memory and a third to a half more time, and changes no numbers; a
+    run may be resumed with or without it. Layers that read token by token save nothing within a
     segment, only with gradient_segments over 1."""
     evaluate_every: int = 250
     """Steps between validations (0: only at the end)."""
@@ -128,20 +128,20 @@ class TrainConfig(Options):
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps."""
     precision: Products = "auto"
-    """Precision of matrix products: auto is float32. A resumed run keeps its own. On a CPU without
-    AVX-512 bfloat16 is many times slower. Scores are always computed in float32."""
+    """Precision of matrix products; auto means float32. A resumed run keeps its own. On a CPU
+    without AVX-512, bfloat16 is many times slower. Scores are always computed in float32."""
     matmul_precision: MatmulPrecision = "auto"
-    """Precision of products of float32, as in torch.set_float32_matmul_precision: auto is highest.
-    medium, with AVX-512, uses another library of products; on processors with matrix units (AMX) it
-    may round to bfloat16. high and medium on CUDA: TF32. Only for precision float32."""
+    """Precision of float32 matrix products, as in torch.set_float32_matmul_precision; auto means
+    highest. With AVX-512, medium uses a different library, which may round to bfloat16 on
+    processors with matrix units (AMX). On CUDA, high and medium use TF32. Only for precision
+    float32."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
-    """With several processes: ddp, each has the whole model, or fsdp, each has a part of it."""
+    """With several processes, ddp gives each the whole model, and fsdp a part of it."""
     non_finite: Literal["stop", "skip"] = "stop"
-    """A loss or gradient that is NaN or infinite: stop the run, saying where, or skip that update
-    and count it."""
+    """Reaction to a loss or gradient that is NaN or infinite. stop: end the run and say where.
+    skip: leave out that update and count it."""
     tracker: tuple[Literal["none", "tensorboard", "trackio", "wandb"], ...] = ()
-    """Trackers that also get the metrics, each a library (none: no tracker); metrics.jsonl is always
-    written."""
+    """Libraries that also get the metrics (none: no tracker); metrics.jsonl is always written."""
 
     def curriculum(self) -> list[tuple[int, int]]:
         """Stages ``(first step, segment length)``, ascending."""

@@ -46,8 +46,8 @@ class CompressiveConfig(RelativeConfig):
     """Loss that trains the compression. attention: reconstruct the attention on the compressed slots.
     auto-encoding: reconstruct the slots. none: only the task's loss, see task_gradient."""
     task_gradient: bool = False
-    """Let the task's loss also train the compression. That needs gradients over several segments: set
-    train.accumulate and train.gradient_segments to at least 2."""
+    """Let the task's loss also train the compression. This needs gradients over several segments:
+    set train.accumulate and train.gradient_segments to at least 2."""
 
     memory_options: ClassVar[type] = CompressiveMemoryOptions
     same_function: ClassVar[frozenset[str]] = RelativeConfig.same_function | {

@@ -17,12 +17,13 @@ class DeltaProductConfig(DeltaConfig):
     """DeltaProduct backbone (Siems et al. 2025, arXiv 2502.10297)."""
 
     n_householder: int = 2
-    """Steps of the delta rule per token, n, each with its key, value and beta. 1: DeltaNet, or with
-    decay Gated DeltaNet."""
+    """Steps of the delta rule per token, n, each with its own key, value and beta. 1: DeltaNet, or
+    with decay Gated DeltaNet."""
     decay: bool = True
     """Decay each matrix before a token's first step (Gated DeltaProduct)."""
     negative_eigenvalues: bool = True
-    """beta lies in (0, 2), not in (0, 1): a step may be a reflection, and two of them a rotation."""
+    """Let beta lie in (0, 2), not in (0, 1): a step may be a reflection, and two steps a
+    rotation."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

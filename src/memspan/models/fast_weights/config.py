@@ -23,7 +23,7 @@ class FastWeightsConfig(HeadsConfig):
     """Rule for writing a token's value. delta: it replaces the value stored under its key. sum: it is
     added. outer-product: the rule of 1991, f(W + a b), computed token by token."""
     outer_activation: Literal["tanh", "identity"] = "tanh"
-    """The outer-product rule's f."""
+    """Function f of the outer-product rule."""
     feature_map: Literal["dpfp", "elu", "favor", "softmax", "identity"] = "dpfp"
     """Map from keys and queries to features: dpfp has 2 * d_head * nu of them, favor twice its random
     projections, the others d_head. softmax is over a key's own entries, identity changes nothing."""
@@ -40,7 +40,8 @@ class FastWeightsConfig(HeadsConfig):
     """Layer normalisation before each sub-layer (pre), after each residual sum (post), or before the
     feed-forward sub-layer only, so that attention reads the residual stream as it is."""
     positions: Literal["none", "sinusoidal"] = "none"
-    """Sinusoids of the absolute position, added to the input. The update rules work without."""
+    """Sinusoids of the absolute position, added to the input. The update rules work without
+    them."""
     chunk_size: int = 32
     """Tokens that are computed at once; results do not depend on it."""
     recompute: bool = False

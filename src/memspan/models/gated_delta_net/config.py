@@ -23,8 +23,8 @@ class GatedDeltaNetConfig(DeltaConfig):
     d_value: int | None = None
     """Width of a value (None: that of a key). The paper has twice that."""
     n_value_heads: int | None = None
-    """Heads of values, each with a matrix of its own: a multiple of n_heads, which share them evenly
-    (None: n_heads)."""
+    """Heads of values, each with its own matrix: a multiple of n_heads, since these share them
+    evenly (None: n_heads)."""
 
     same_function: ClassVar[frozenset[str]] = DeltaConfig.same_function | {"n_value_heads"}
 

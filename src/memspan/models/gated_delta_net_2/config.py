@@ -16,7 +16,8 @@ class GatedDeltaNet2Config(DeltaConfig):
     """Gated DeltaNet 2 backbone, in the form that flash-linear-attention 0.6.0 has."""
 
     negative_eigenvalues: bool = False
-    """The erase gate lies in (0, 2), not in (0, 1): erasing may turn the sign of what a key held."""
+    """Let the erase gate lie in (0, 2), not in (0, 1): erasing may reverse the sign of a key's old
+    value."""
 
     def build(self) -> GatedDeltaNet2:
         from memspan.models.gated_delta_net_2.model import GatedDeltaNet2

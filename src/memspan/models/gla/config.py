@@ -26,12 +26,13 @@ class GLAConfig(MatrixConfig):
     d_value: int | None = None
     """Width of a value (None: d_model / n_heads)."""
     decay: Literal["gated", "retention"] = "gated"
-    """gated: each token chooses a decay for each channel of a key. retention: constant ones, as in
-    RetNet, 1 - 1/32 in the first head and half as far from 1 in each further one."""
+    """gated: each token chooses a decay for each channel of a key. retention: constant decays, as
+    in RetNet: 1 - 1/32 in the first head, and half as far from 1 in each further head."""
     decay_rank: int = 16
-    """gated: rank of the product that decays come from."""
+    """gated: rank of the product of two matrices that gives the decays."""
     decay_temperature: float = 16.0
-    """gated: a decay is the sigmoid to the power of one over this. Larger: memory is kept longer."""
+    """gated: a decay is the sigmoid raised to the power of one over this; larger keeps memory
+    longer."""
 
     same_function: ClassVar[frozenset[str]] = MatrixConfig.same_function | {
         "d_value",

@@ -18,12 +18,12 @@ class InfiniConfig(HeadsConfig):
     """Infini-attention backbone (Munkhdalai et al. 2024, arXiv 2404.07143)."""
 
     block_length: int = 64
-    """Tokens of a block, the paper's segment: a token attends to its own block up to itself, and reads
-    all blocks before from a matrix per head. Blocks are counted from a text's first token, however it
-    is cut."""
+    """Tokens in a block (the paper's segment). A token attends to its own block up to itself, and
+    reads all earlier blocks from a matrix per head. Blocks are counted from a text's first token,
+    however it is cut."""
     update: Literal["linear", "delta"] = "linear"
-    """Rule by which a block is written. linear: its values. delta: its values less those that its keys
-    read before."""
+    """Rule for writing a block. linear: add its values. delta: add its values minus those that its
+    keys read from the matrix."""
     initialisation: Literal["scaled", "papers"] = "scaled"
     """Initial weights. scaled: each matrix by its width and its role. papers: N(0, 0.02^2) for all."""
     dropout: float = 0.0

@@ -26,7 +26,7 @@ class Mamba2Config(ConvolvedConfig):
     n_groups: int = 1
     """Groups of heads that share B and C: a divisor of n_heads."""
     d_ff: int = 0
-    """Inner width of the feed-forward sub-layer (0: there is none, as in the paper)."""
+    """Inner width of the feed-forward sub-layer (0: none, as in the paper)."""
 
     same_function: ClassVar[frozenset[str]] = ConvolvedConfig.same_function | {"d_state"}
     least_d_ff: ClassVar[int] = 0

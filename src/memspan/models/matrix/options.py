@@ -15,7 +15,8 @@ class MatrixConfig(HeadsConfig):
     """The options that these architectures share, before those of their own."""
 
     chunk_size: int = 32
-    """Tokens that are computed at once where chunks in C cannot run; results do not depend on it."""
+    """Tokens that are computed at once if the C code for chunks cannot run; results do not depend
+    on it."""
     recompute: bool = False
     """Train with less memory in more time, by recomputing most of the recurrence in the backward
     pass."""
@@ -56,7 +57,7 @@ class ConvolvedConfig(MatrixConfig, ABC):
     n_heads: int = 4
     """Heads per layer; each has a matrix."""
     convolution: int = 4
-    """Tokens that the convolutions of queries, keys and values reach over, their own included."""
+    """Tokens that the convolutions of queries, keys and values span, including the current one."""
 
     same_function: ClassVar[frozenset[str]] = MatrixConfig.same_function | {"convolution"}
 
@@ -86,8 +87,8 @@ class DeltaConfig(ConvolvedConfig):
     d_value: int | None = None
     """Width of a value (None: that of a key)."""
     negative_eigenvalues: bool = False
-    """beta lies in (0, 2), not in (0, 1): a write may turn the sign of what its key held (Grazzi et al.
-    2024, arXiv 2411.12537)."""
+    """Let beta lie in (0, 2), not in (0, 1): a write may reverse the sign of its key's old value
+    (Grazzi et al. 2024, arXiv 2411.12537)."""
 
     same_function: ClassVar[frozenset[str]] = ConvolvedConfig.same_function | {"d_value"}
 

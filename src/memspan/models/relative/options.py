@@ -37,8 +37,8 @@ class RelativeConfig(HeadsConfig):
     positions: Literal["sinusoidal", "learned"] = "sinusoidal"
     """Position term: projected sinusoids of the distance, as in the papers, or learned tables."""
     max_distance: int | None = None
-    """Rows of the learned position tables: the longest span that can be used, all memory and
-    segment together (None: what training needs). Only for learned positions."""
+    """Rows of the learned position tables: the longest span that can be used, memory and segment
+    together (None: as many as training needs). Only for learned positions."""
     clamp_length: int | None = None
     """Distances over this many positions share one position code (None: no clamping)."""
     tie_position_biases: bool = False
@@ -46,8 +46,8 @@ class RelativeConfig(HeadsConfig):
     normalisation: Literal["pre", "post"] = "pre"
     """Layer normalisation before each sub-layer, or after the residual sum as in the paper."""
     gating: Literal["none", "gru"] = "none"
-    """Gate between a sub-layer's output and the residual stream. none: they are added. gru: a gate that
-    begins near the identity, as in GTrXL for reinforcement learning (pre-norm only)."""
+    """Gate between a sub-layer's output and the residual stream. none: they are added. gru: a gate
+    that starts near the identity, as in GTrXL for reinforcement learning (pre-norm only)."""
     final_norm: bool = True
     """Normalise the last layer's output (pre-norm only; post-norm already ends in one)."""
     attention_bias: bool = False

@@ -30,18 +30,19 @@ class RMTConfig(Options, BackboneConfig):
     activation: Literal["relu", "gelu"] = "relu"
     """Non-linearity of the feed-forward sub-layer."""
     backbone: str = "transformer"
-    """Architecture that reads each block from an empty memory of its own; what is not an option here
-    has its default."""
+    """Architecture that reads each block, starting from an empty memory of its own; its options
+    that are not listed here have their defaults."""
     block_length: int = 64
-    """Tokens of a block, the paper's segment: they see their own block and, of all before, the memory
-    tokens. Blocks are counted from a text's first token, however it is cut."""
+    """Tokens in a block (the paper's segment). They see their own block and, of everything before
+    it, only the memory tokens. Blocks are counted from a text's first token, however it is cut."""
     memory_tokens: int = 8
     """Memory tokens: read before a block and written after it, at most block_length."""
     associative: bool = False
-    """Memory tokens are written to a matrix per layer, which the next blocks' tokens read, in place of
-    being the next block's first (Rodkin et al. 2024, arXiv 2407.04841); with the transformer only."""
+    """Write memory tokens to a matrix per layer, which the tokens of later blocks read, instead of
+    putting them before the next block (Rodkin et al. 2024, arXiv 2407.04841); with the transformer
+    only."""
     d_memory: int = 32
-    """Width of keys and queries of associative memory, before their features."""
+    """Width of the keys and queries of associative memory, before the feature map."""
     initialisation: Literal["scaled", "papers"] = "scaled"
     """Initial weights. scaled: each matrix by its width and its role. papers: N(0, 0.02^2) for all."""
     dropout: float = 0.0

@@ -20,15 +20,17 @@ class RWKV7Config(MatrixConfig):
     n_heads: int = 4
     """Heads per layer; each has a matrix."""
     activation: Literal["relu", "gelu"] = "relu"
-    """Non-linearity of the feed-forward sub-layer, which is then squared."""
+    """Non-linearity of the feed-forward sub-layer, whose result is then squared."""
     decay_rank: int | None = None
-    """Rank of the product that decays come from (None: 2.5 sqrt(d_model), to a multiple of 32)."""
+    """Rank of the product of two matrices that gives the decays (None: 2.5 sqrt(d_model), rounded
+    to a multiple of 32)."""
     rate_rank: int | None = None
-    """Rank of that for in-context learning rates (None: as for decays)."""
+    """Rank of the same for in-context learning rates (None: as for decays)."""
     value_rank: int | None = None
-    """Rank of that which mixes in the first layer's values (None: 1.7 sqrt(d_model), likewise)."""
+    """Rank of the same for mixing in the first layer's values (None: 1.7 sqrt(d_model),
+    likewise)."""
     gate_rank: int | None = None
-    """Rank of that for the output's gate (None: 5 sqrt(d_model), likewise)."""
+    """Rank of the same for the output gate (None: 5 sqrt(d_model), likewise)."""
 
     same_function: ClassVar[frozenset[str]] = MatrixConfig.same_function | {
         "decay_rank",

@@ -19,10 +19,11 @@ class WindowOptions:
     """Options with which a model without memory sees further back than the segment it reads."""
 
     window: int | None = None
-    """Slide a window of this many tokens over the text: with each segment the tokens before it are read
-    again, as many as there is room for. The segment is the stride: of 1 token it gives each the whole
-    window, at the cost of reading it for each (None: generation slides by single tokens, a window as
-    long as a segment of training; in evaluation a token sees its own segment)."""
+    """Slide a window of this many tokens over the text: with each segment, as many tokens before it
+    as the window has room for are read again. The segment is the stride: a stride of 1 gives each
+    token the whole window, at the cost of reading it again for each (None: generation slides a
+    window as long as a training segment by single tokens; in evaluation, a token sees only its own
+    segment)."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -38,7 +39,8 @@ class TransformerConfig(Options, BackboneConfig):
     d_model: int = 128
     """Width of the residual stream."""
     n_heads: int = 4
-    """Attention heads per layer; d_model is divided among them, an even width for each."""
+    """Attention heads per layer, which divide d_model among them; the width of each must be
+    even."""
     d_ff: int = 512
     """Inner width of the feed-forward sub-layer."""
     activation: Literal["relu", "gelu"] = "relu"

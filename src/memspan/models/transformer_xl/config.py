@@ -18,8 +18,8 @@ class TransformerXLMemoryOptions(MemoryLength):
     """Options of a Transformer-XL's first memory that evaluation may change."""
 
     start: Literal["empty", "zeros"] | None = None
-    """Memory before the first token. empty: nothing to attend to. zeros: all slots are attended, and
-    zero (None: as in training)."""
+    """Memory before the first token. empty: nothing to attend to. zeros: all slots are zero, and
+    are attended to (None: as in training)."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class TransformerXLConfig(RelativeConfig):
     """Transformer-XL backbone (Dai et al. 2019, arXiv 1901.02860)."""
 
     start: Literal["empty", "zeros"] = "empty"
-    """Memory before the first token. empty: nothing to attend to. zeros: all slots are attended and
-    zero, as in the checkpoints once distributed through transformers. Rows that are reset, and
-    documents, begin empty either way. May be changed at evaluation."""
+    """Memory before the first token. empty: nothing to attend to. zeros: all slots are zero, and
+    are attended to, as in the checkpoints once distributed through transformers. Reset rows, and
+    documents, start empty in either case. May be changed at evaluation."""
     norm_epsilon: float = 1e-5
     """Added to the variance in layer normalisation."""
 
