@@ -86,9 +86,9 @@ def drawn() -> str:
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH + 22} {y}" '
             f'width="{WIDTH + 22}" height="{y}" role="img" aria-labelledby="title desc">',
-            '<title id="title">The rooms of memspan</title>',
+            '<title id="title">The modules of memspan</title>',
             '<desc id="desc">The layers of the package from top to bottom, with the lines of Python in '
-            "each room. Imports go down only.</desc>",
+            "each module. Modules import only those below them.</desc>",
             f"<style>\n{colours.block(set())}{STYLE}</style>",
             '<text class="s" x="2" y="14">modules import only those below them; lines of Python</text>',
             f'<path class="line" d="M{x} 24V{y - 14}"/>',
