@@ -346,7 +346,7 @@ def picture(report: Report) -> bytes:
             axes.set_xscale("symlog", base=2, linthresh=1)
             first = min(x for table in tables for _, at, _ in table.lines for x in at)
             axes.set_xlim(left=first / 1.2 or -0.2)
-            axes.xaxis.set_major_formatter("{x:.0f}")
+            axes.xaxis.set_major_formatter("{x:,.0f}")
             axes.set(xlabel=xlabel, ylabel=ylabel, title=title)
             axes.legend(fontsize="small")
 
