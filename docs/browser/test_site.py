@@ -207,6 +207,21 @@ def test_nothing_is_cut_on_paper(page: Page) -> None:
     assert not cut, "\n".join(cut)
 
 
+@pytest.mark.parametrize(
+    "name", [page for page in PAGES if page.startswith(("lessons/", "examples/notebooks/"))]
+)
+def test_pictures_leave_room_for_text_on_paper(page: Page, name: str) -> None:
+    """What is no higher than 11 cm leaves less of a page blank before it."""
+    page.emulate_media(media="print")
+    visit(page, name, PAPER)
+    high = page.evaluate(
+        """[...document.querySelectorAll("article :is(img, .picture svg)")]
+          .map(e => e.getBoundingClientRect().height)
+          .filter(height => height > 11 * 96 / 2.54)"""
+    )
+    assert not high
+
+
 def test_pages_are_light() -> None:
     heavy = {name: size for name in PAGES if (size := (SITE / name).stat().st_size) > HEAVIEST}
     assert not heavy

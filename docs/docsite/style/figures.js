@@ -230,14 +230,14 @@ function drawOverlap(data, state) {
   // Room for a bar to the left of zero, beside its key's name.
   const [left, unit] = [288, 90]
   const bars = Object.entries(reads).map(([rule, both], i) => [
-    write("small", 150, 24 + 104 * i, `the ${rule} rule: what each key reads`),
+    write("small", 150, 24 + 112 * i, `the ${rule} rule: what each key reads`),
     both.map((shares, key) => {
-      const top = 36 + 104 * i + 40 * key
+      const top = 36 + 112 * i + 42 * key
       return [
-        write("small", 150, top + 19, `key ${key + 1}`),
+        write("small", 150, top + 22, `key ${key + 1}`),
         shares.map((share, value) => [
-          rect(value ? "second" : "first", share < 0 ? left + unit * share : left, top + 15 * value, Math.abs(unit * share).toFixed(1), 13),
-          write("small", left + unit * Math.max(share, 0) + 6, top + 12 + 15 * value, `${percent(100 * share)} of ${"AB"[value]}`),
+          rect(value ? "second" : "first", share < 0 ? left + unit * share : left, top + 18 * value, Math.abs(unit * share).toFixed(1), 14),
+          write("small", left + unit * Math.max(share, 0) + 6, top + 13 + 18 * value, `${percent(100 * share)} of ${"AB"[value]}`),
         ]),
       ]
     }),
