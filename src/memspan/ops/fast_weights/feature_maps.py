@@ -40,7 +40,7 @@ def dpfp(x: Tensor, nu: int = 1, epsilon: float | None = None) -> Tensor:
 
     Args:
         x: keys or queries.
-        nu: number of rolls, ``1 .. 2K - 1``; beyond, pairs repeat.
+        nu: number of rolls: ``1 .. 2K - 1`` in the paper, and ``2K``, which adds squares.
         epsilon: divide features by their sum plus this, like :func:`sum_to_one` but in the same pass
             (None: do not).
 
