@@ -206,7 +206,7 @@ class EmbeddingConfig(Options):
     div_val: int = 1
     """Adaptive input and softmax: each further cluster's width is divided by this."""
     tie_projections: Literal["none", "all-but-first", "all"] = "all-but-first"
-    """Clusters whose output projections are the embedding's projections."""
+    """Clusters that use the embedding's projections for the output, too."""
     output_dropout: float = 0.0
     """Dropout probability on the last hidden state, before the output head, as in the Transformer-XL
     authors' code."""

@@ -37,7 +37,7 @@ class EvaluateArguments(ReadingArguments):
     tokens: int = 0
     """Score only the first N tokens (0: all)."""
     batch_size: int = 1
-    """Parallel streams. 1 is the exact protocol; more are faster and cut the text."""
+    """Parallel streams. 1 is the exact protocol; more are faster, but cut the text."""
     segment_length: int | None = None
     """Tokens read per step (None: as in training, or fewer if a longer memory leaves too few learned
     positions)."""

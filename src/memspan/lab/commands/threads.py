@@ -20,7 +20,7 @@ DECIDED = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 Threads = Annotated[
     int | None,
     tyro.conf.arg(
-        help="Threads on the CPU (None: as many as other programs leave cores free at the start, or "
+        help="Threads on the CPU (None: one for each core that is free at the start, or "
         "OMP_NUM_THREADS)."
     ),
 ]

@@ -41,7 +41,7 @@ class CompressiveConfig(RelativeConfig):
         "convolution"
     )
     """Function that turns c slots into one. convolution: kernel and stride c (the paper's best).
-    most-used: pick the slot that had received most attention when it left memory."""
+    most-used: pick the slot that had received the most attention when it left memory."""
     auxiliary_loss: Literal["attention", "auto-encoding", "none"] = "attention"
     """Loss that trains the compression. attention: reconstruct the attention on the compressed slots.
     auto-encoding: reconstruct the slots. none: only the task's loss, see task_gradient."""
