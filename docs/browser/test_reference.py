@@ -46,3 +46,11 @@ def test_sizes_are_the_first_options() -> None:
     options = re.findall(r"^- <code>(\w+):", config, flags=re.M)
     assert options[:5] == ["n_layers", "d_model", "n_heads", "d_ff", "memory_length"]
     assert "initialisation" in options[5:]
+
+
+def test_every_member_of_a_reader_has_an_entry() -> None:
+    """One without a docstring would be left out."""
+    names = (reference.ROOT / "tests" / "public_names.txt").read_text()
+    members = set(re.findall(r"^memspan\.models\.(Reader\.\w+)", names, re.M))
+    assert "Reader.device" in members
+    assert members <= ENTRIES

@@ -99,3 +99,7 @@ def test_effective_context_counts_what_improves_on_the_best_short_context() -> N
     assert one[0].tokens == {0.1: 1, 0.5: 1, 1.0: 1}
     # With the other run there, one never improves on it.
     assert [row.tokens[1.0] for row in other] == [1, 2]
+
+
+def test_a_difference_that_rounds_to_zero_has_no_minus() -> None:
+    assert str(Estimate(-1e-7, -0.25, -2e-9)) == "+0.0000 [-0.2500, +0.0000]"

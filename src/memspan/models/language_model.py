@@ -341,6 +341,7 @@ class Reader:
 
     @property
     def device(self) -> torch.device:
+        """The device that it reads on."""
         return next(self._model.parameters()).device
 
     @property

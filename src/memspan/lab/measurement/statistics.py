@@ -21,7 +21,7 @@ class Estimate:
     high: float
 
     def __str__(self) -> str:
-        return f"{self.value:+.4f} [{self.low:+.4f}, {self.high:+.4f}]"
+        return f"{self.value:+z.4f} [{self.low:+z.4f}, {self.high:+z.4f}]"
 
 
 class Blocks:
