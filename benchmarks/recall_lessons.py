@@ -2,7 +2,8 @@
 
 Few of that corpus's words can be known by recalling, and in a minute of training most architectures
 learn the others alone. Here a model is scored on the answers only, and reads about two people at first;
-when it answers well there are more, until there are all twelve.
+when it answers well there are more, until there are all twelve. Fast Weights needed another beginning:
+rows about two people beside rows about more, each about the same people all the time.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ SCORED = 50
 WAIT = 100
 """Least number of updates between two changes of the number of people."""
 WARMUP = 50
+MIX = (2, 2, 2, 2, 3, 3, 4, 4, 5, 6, 8, 12, 2, 2, 3, 3)
+"""People in each row, in turn, in lessons that begin with a mix: the rows' scenes never end."""
 TOGETHER = 8
 """Updates that read on; then all rows begin anew, from an empty memory, as a user's text does. That is
 harder, so most runs do so only when there are all people."""
@@ -64,20 +67,25 @@ def scene(random: random.Random, n_people: int) -> Iterator[tuple[str, bool]]:
 
 
 class Scenes:
-    """Rows of scenes, one after another, about at most ``people`` people."""
+    """Rows of scenes, one after another, about at most ``people`` people; or one without end in each
+    row, about as many people as ``mix`` says."""
 
-    def __init__(self, words: list[str], n_rows: int, seed: int) -> None:
-        self.people = FEWEST
+    def __init__(self, words: list[str], n_rows: int, seed: int, mix: tuple[int, ...] = ()) -> None:
+        self.people = max(mix, default=FEWEST)
+        self._mix = mix
         self._ids = {word: i for i, word in enumerate(words)}
         self._random = [random.Random(seed * 1000 + row) for row in range(n_rows)]
         self.begin()
 
     def begin(self) -> None:
         """Begin a new scene in every row."""
-        self._rows = [self._row(random) for random in self._random]
+        self._rows = [self._row(random, row) for row, random in enumerate(self._random)]
         self._last = [next(row) for row in self._rows]
 
-    def _row(self, random: random.Random) -> Iterator[tuple[int, bool]]:
+    def _row(self, random: random.Random, row: int) -> Iterator[tuple[int, bool]]:
+        if self._mix:
+            for word, asks in scene(random, self._mix[row % len(self._mix)]):
+                yield self._ids[word], asks
         while True:
             n_people = self.people if random.random() < 0.5 else random.randint(FEWEST, self.people)
             words = scene(random, n_people)
@@ -97,7 +105,12 @@ class Scenes:
 
 
 def teach(
-    run: Run, n_updates: int, learning_rate: float, good_enough: float, anew: bool
+    run: Run,
+    n_updates: int,
+    learning_rate: float,
+    good_enough: float,
+    anew: bool,
+    mixed: int,
 ) -> dict[str, Any]:
     """Train a run's model on scenes, in place.
 
@@ -109,6 +122,8 @@ def teach(
         learning_rate: AdamW's.
         good_enough: mean loss of answers, in nats, below which there are more people.
         anew: let rows begin anew from the first update on, not only when there are all people.
+        mixed: number of updates at first in which each row is always about the same people, from two
+            in some rows to twelve in another (:data:`MIX`), and none begins anew.
 
     Returns:
         The most people in a scene, and the last loss.
@@ -116,7 +131,8 @@ def teach(
     options = run.config.train
     model = run.model
     torch.manual_seed(options.seed)
-    scenes = Scenes(run.tokenizer.words, options.batch_size, options.seed)
+    words = run.tokenizer.words
+    scenes = Scenes(words, options.batch_size, options.seed, MIX if mixed else ())
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=learning_rate, betas=(0.9, 0.99), weight_decay=0.01, fused=True
     )
@@ -125,12 +141,16 @@ def teach(
     changed = 0
     model.train()
     for update in range(n_updates):
-        begins = anew or scenes.people == len(NAMES)
+        if mixed and update == mixed:
+            scenes = Scenes(words, options.batch_size, options.seed)
+            scenes.people = len(NAMES)
+            memory = None
+        begins = update >= mixed and (anew or scenes.people == len(NAMES))
         if memory is None or (begins and update % TOGETHER == 0):
             scenes.begin()
             memory = model.initial_memory(options.batch_size)
-        words, answers = scenes.next(options.segment_length)
-        out = model(words, memory, targets=answers)
+        read, answers = scenes.next(options.segment_length)
+        out = model(read, memory, targets=answers)
         memory = out.memory.detach()
         out.loss.backward()
         for group in model.clip_groups():

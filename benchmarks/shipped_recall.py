@@ -65,6 +65,7 @@ class Lessons:
     learning_rate: float
     good_enough: float = 0.3
     anew: bool = False
+    mixed: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +78,7 @@ class Recipe:
     segment_length: int
     model: dict[str, Any]
     lessons: Lessons | None = None
+    seed: int = 1
 
 
 LESSONS = "lessons.json"
@@ -106,6 +108,9 @@ RECIPES = {
     "recall-feedback": Recipe(
         "feedback", 2000, 2e-3, 64, LAYERS | {"memory_length": 64}, Lessons(6000, 2e-3)
     ),
+    "recall-fast-weights": Recipe(
+        "fast-weights", 6000, 2e-3, 64, LAYERS, Lessons(34_000, 2e-3, mixed=24_000), seed=5
+    ),
     "recall-gated-delta-net": Recipe(
         "gated-delta-net",
         2000,
@@ -134,7 +139,7 @@ def config_of(name: str) -> RunConfig[Any]:
             segment_length=recipe.segment_length,
             evaluate_every=0,
             evaluate_tokens=0,
-            seed=1,
+            seed=recipe.seed,
         ),
     )
 
@@ -297,10 +302,15 @@ def lessons_of(name: str, row: dict[str, Any]) -> str:
     lessons = RECIPES[name].lessons
     if lessons is None:
         return ""
+    texts = "about two people at first and all twelve in the end"
+    if lessons.mixed:
+        texts = (
+            f"about two to twelve people in the first {lessons.mixed:,} and all twelve after that"
+        )
     return (
         f"Before that it had {lessons.n_updates:,} updates of lessons, in "
         f"{row['lessons']['cpu_seconds']:.0f} more seconds (`benchmarks/recall_lessons.py`): texts "
-        "about two people at first and all twelve in the end, in which only answers are scored. "
+        f"{texts}, in which only answers are scored. "
     )
 
 

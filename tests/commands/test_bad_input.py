@@ -98,7 +98,7 @@ MISTAKES = {
     "measure models.py:made --field body --corpus text.txt": "drop it",
     "measure models.py:made --tokenizer missing.json": "cannot read missing.json",
     "check": "target must be given: add what is missing",
-    "check nowhere": "there is no nowhere: give a run (recall-compressive, recall-feedback,",
+    "check nowhere": "there is no nowhere: give a run (recall-compressive, recall-fast-weights,",
     "check nowhere.py:x": "no file nowhere.py",
     "check models.py:nobody": "models.py has no nobody",
     "check models.py:stops": "models.py:stops stopped with OSError: no weights",
