@@ -16,6 +16,8 @@ from docsite.notebooks import addressed
 from notebooks.execute import HERE, executed
 
 NUMBER = r"-?\d[\d,]*\.?\d*(?:e[-+]\d+)?"
+ANSWER = "<details markdown>\n<summary>Answer</summary>\n\n"
+"""Begins the answer to a question. The solutions of exercises have a test of their own."""
 NOTEBOOKS = sorted(HERE.glob("*.ipynb"))
 
 
@@ -37,7 +39,7 @@ def answered(notebook: dict[str, Any]) -> dict[str, Any]:
     code = ""
     for cell in notebook["cells"]:
         source = "".join(cell["source"])
-        if source.startswith("<details"):
+        if source.startswith(ANSWER):
             (code,) = re.findall(r"^```python\n(.*?)^```$", source, flags=re.M | re.S)
         elif source.startswith("# Your "):
             assert cell["outputs"] == []
@@ -53,7 +55,7 @@ def test_every_question_has_an_answer_that_is_checked(path: Path) -> None:
     assert asked or path.stem.startswith("exercises")
     for n in asked:
         answer = cells[n + 1]
-        assert answer.startswith("<details markdown>\n<summary>Answer</summary>\n\n")
+        assert answer.startswith(ANSWER)
         assert answer.endswith("\n\n</details>")
         assert "assert " in answer
 
