@@ -40,6 +40,10 @@ SIDES = ("carried", "emptied", *TRANSFORMER_XL_SIDES)
 GPT_SIDES = ("nanoGPT", "scaled", "scaled, tuned")
 GPT_STEPS = 2000
 """Updates of nanoGPT's recipe."""
+RESULTS = timing.RESULTS / "memory-worth.json"
+PLOT = RESULTS.with_suffix(".png")
+PLOTTED = ("fast-weights", "gated-delta-net", "feedback", "compressive", "transformer-xl")
+"""From the lowest to the highest in the picture."""
 
 
 def config_of(model: str, side: str, steps: int | None, seed: int) -> RunConfig[Any]:
@@ -86,6 +90,38 @@ def run(job: dict[str, Any], text: Path) -> dict[str, Any]:
     return about | scores
 
 
+def plot(rows: list[dict[str, Any]], path: Path = PLOT) -> None:
+    """Draw each seed's nats per byte, trained and scored with memory carried and with it emptied, and
+    a line between their means. Only runs of a preset's own number of steps."""
+    import plots
+
+    figure, (axes,) = plots.panels(1, 2.9)
+    for place, model in enumerate(PLOTTED):
+        look = plots.look(model) | {"linestyle": "none", "markersize": 6}
+        means = []
+        for side in ("carried", "emptied"):
+            nats = [
+                row["nats"]
+                for row in rows
+                if (row["model"], row["side"], row["steps"]) == (model, side, None)
+            ]
+            means.append(sum(nats) / len(nats))
+            face = look["color"] if side == "carried" else "none"
+            axes.plot(nats, [place] * len(nats), markerfacecolor=face, zorder=3, **look)
+        axes.plot(means, [place, place], color=look["color"])
+        gain = f"{means[1] - means[0]:.3f}"
+        axes.annotate(gain, (sum(means) / 2, place + 0.12), ha="center", va="bottom")
+    for side, face in (("carried", "black"), ("emptied", "none")):
+        axes.plot(
+            [], [], "o", color="black", markerfacecolor=face, label=f"memory {side}", markersize=6
+        )
+    axes.set_yticks(range(len(PLOTTED)), PLOTTED)
+    axes.set_ylim(-0.5, len(PLOTTED) - 0.3)
+    axes.set_xlabel("nats per byte (less is better)")
+    plots.name_lines(figure, axes)
+    plots.save(figure, path)
+
+
 def main() -> None:
     parser = timing.parser(__doc__, results="memory-worth.json")
     names = ["gpt", *MODELS]
@@ -105,6 +141,8 @@ def main() -> None:
     rows = trainings.make(jobs, partial(run, text=options.text), options.json, options.workers)
     by = ("model", "side", "steps_made")
     print(trainings.table(rows, by, ("nats", "nats_half", "cpu_seconds")))
+    if options.json == RESULTS:
+        plot(rows)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
 import any_span
 import learning
 import long_streams
+import memory_worth
 import programs
 import recall_pictures
 import retrieval
@@ -39,6 +40,7 @@ def main() -> None:
     image = RESULTS / "long-streams.png"
     found = read(image)
     long_streams.plot(found["streams"], found["drifts"], image)
+    memory_worth.plot(read(memory_worth.PLOT)["rows"])
     image = RESULTS / "soak.png"
     soak.plot(read(image)["points"], image)
     image = DOCS / "programs" / "programs-3.png"
