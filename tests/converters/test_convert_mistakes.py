@@ -199,7 +199,7 @@ def test_damaged_checkpoints_are_refused(
     with pytest.raises(MemspanError, match=line):
         memspan.convert(source, tmp_path / "out")
     # Sizes that are only claimed are not made.
-    assert time.process_time() - start < 3
+    assert time.process_time() - start < 10
     assert not (tmp_path / "out").exists()
     assert not (tmp_path / "ran").exists(), "it ran"
 
