@@ -61,8 +61,10 @@ def n_right(run: Run, before: int, between: int, stories: int) -> int:
 
 
 def held(before: int, between: int, length: int) -> str:
-    """How the place is held when it is asked for; segments, and both memories, are of ``length``."""
-    place, asked = before + 3, before + 4 + 4 * between + 2
+    """Name the slot that holds the place when it is asked for; segments, and both memories, are of
+    ``length``."""
+    place = before + 3
+    asked = before + 4 + 4 * between + 2
     age = asked // length - place // length
     if age < 2:
         return "a slot of its own"

@@ -211,7 +211,7 @@ def test_nothing_is_cut_on_paper(page: Page) -> None:
     "name", [page for page in PAGES if page.startswith(("lessons/", "examples/notebooks/"))]
 )
 def test_pictures_leave_room_for_text_on_paper(page: Page, name: str) -> None:
-    """What is no higher than 11 cm leaves less of a page blank before it."""
+    """A picture of at most 11 cm leaves less of a page blank before it."""
     page.emulate_media(media="print")
     visit(page, name, PAPER)
     high = page.evaluate(

@@ -100,7 +100,8 @@ def test_a_run_that_recalls_answers_as_its_card_says(name: str) -> None:
 
 def test_the_guide_says_where_compressed_facts_are_lost() -> None:
     found = json.loads(compressed_recall.RESULTS.read_text())
-    own, first = found["a slot of its own"], found["a slot of its own, the text's first"]
+    own = found["a slot of its own"]
+    first = found["a slot of its own, the text's first"]
     guide = " ".join((DOCS / "guides" / "trained-runs.md").read_text().split())
     full, empty = (
         f"{100 * min(r.values()):.0f} to {100 * max(r.values()):.0f}" for r in (own, first)
