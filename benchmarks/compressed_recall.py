@@ -11,15 +11,14 @@ benchmarks/results/compressed-recall.json; docs/guides/trained-runs.md says what
 from __future__ import annotations
 
 import json
-import random
 from collections import defaultdict
 from typing import Any
 
 import torch
 
 import memspan
+import shipped_recall
 import timing
-from memspan.lab.data.recall import NAMES, PLACES
 from memspan.lab.runs.run import Run
 
 RESULTS = timing.RESULTS / "compressed-recall.json"
@@ -31,33 +30,11 @@ FIRST = 200
 """Stories that begin with the fact."""
 
 
-def story(before: int, between: int, seed: int) -> tuple[str, str]:
-    """So many words of facts about others, a fact, facts about others, its question; its answer."""
-    draw = random.Random(seed)
-    name, *others = draw.sample(NAMES, len(NAMES))
-    place = draw.choice(PLACES)
-
-    def facts(n: int) -> list[str]:
-        """Facts of four words each."""
-        told = (f"{draw.choice(others)} is in {draw.choice(PLACES)}." for _ in range(n))
-        return " ".join(told).split()
-
-    start = facts(-(-before // 4))
-    words = [*start[len(start) - before :], name, "is", "in", f"{place}.", *facts(between)]
-    return " ".join([*words, "Where", "is", f"{name}?"]), f"{place}."
-
-
-@torch.no_grad()
 def n_right(run: Run, before: int, between: int, stories: int) -> int:
-    """The number of stories answered rightly, each read from an empty memory."""
-    texts, places = zip(*(story(before, between, seed) for seed in range(stories)), strict=True)
-    ids = torch.tensor([run.tokenizer.encode(text.encode()).tolist() for text in texts])
-    expected = torch.tensor([run.tokenizer.encode(place.encode())[0] for place in places])
-    memory: Any = None
-    for segment in ids.split(run.config.train.segment_length, dim=1):
-        out = run.model(segment, memory)
-        memory = out.memory
-    return int((out.logits[:, -1].argmax(-1) == expected).sum())
+    """The number of right answers to stories with so many words before the fact, and so many facts
+    after it."""
+    told = [shipped_recall.story(between, seed, before) for seed in range(stories)]
+    return shipped_recall.n_right(run, told)
 
 
 def held(before: int, between: int, length: int) -> str:

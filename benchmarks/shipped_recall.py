@@ -203,26 +203,41 @@ def answers(run: Run, n_sentences: int = SENTENCES["validation"]) -> list[tuple[
     return found
 
 
-def story(between: int, seed: int) -> tuple[str, str]:
-    """A fact, facts about other people, and the question for the first; and its answer."""
+def story(between: int, seed: int, before: int = 0) -> tuple[str, str]:
+    """So many words about other people, a fact, so many facts about others, and the question for the
+    first fact; and its answer."""
     draw = random.Random(seed)
     name, *others = draw.sample(NAMES, len(NAMES))
     place = draw.choice(PLACES)
-    facts = [f"{draw.choice(others)} is in {draw.choice(PLACES)}." for _ in range(between)]
-    return " ".join([f"{name} is in {place}.", *facts, f"Where is {name}?"]), f"{place}."
+
+    def facts(n: int) -> list[str]:
+        """Words of facts, four each."""
+        told = (f"{draw.choice(others)} is in {draw.choice(PLACES)}." for _ in range(n))
+        return " ".join(told).split()
+
+    start = facts(-(-before // 4))
+    words = [*start[len(start) - before :], name, "is", "in", f"{place}.", *facts(between)]
+    return " ".join([*words, "Where", "is", f"{name}?"]), f"{place}."
 
 
 @torch.no_grad()
-def right_after(run: Run, between: int) -> float:
-    """Share of right answers after so many facts about others, each story from an empty memory."""
-    stories, places = zip(*(story(between, seed) for seed in range(STORIES)), strict=True)
-    ids = torch.tensor([run.tokenizer.encode(text.encode()).tolist() for text in stories])
+def n_right(run: Run, stories: list[tuple[str, str]]) -> int:
+    """The number of stories, of equally many words, that are answered rightly, each from an empty
+    memory."""
+    texts, places = zip(*stories, strict=True)
+    ids = torch.tensor([run.tokenizer.encode(text.encode()).tolist() for text in texts])
     expected = torch.tensor([run.tokenizer.encode(place.encode())[0] for place in places])
     memory: Any = None
     for segment in ids.split(run.config.train.segment_length, dim=1):
         out = run.model(segment, memory)
         memory = out.memory
-    return round((out.logits[:, -1].argmax(-1) == expected).float().mean().item(), 4)
+    return int((out.logits[:, -1].argmax(-1) == expected).sum())
+
+
+def right_after(run: Run, between: int) -> float:
+    """Share of right answers after so many facts about others."""
+    stories = [story(between, seed) for seed in range(STORIES)]
+    return round(n_right(run, stories) / STORIES, 4)
 
 
 def shares(found: list[tuple[int, bool]]) -> list[float]:
